@@ -1,0 +1,1 @@
+"""Memory: block pool, block tables, prefix cache, KV storage planes."""

@@ -1,0 +1,62 @@
+"""What every executor offers, and what the rest of the system may know of a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from kvcache.storage import KVStorage, PlaneSpec
+from model.batch import PackedBatch
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """Facts of a loaded model. Plain data: picklable, no tensor in it."""
+
+    name: str  # what it was loaded from, for people
+    architecture: str  # e.g. "LlamaForCausalLM"
+    model_type: str  # e.g. "llama"
+    dtype: str  # "bfloat16" or "float32"
+    device: str
+    num_layers: int
+    hidden_size: int
+    vocab_size: int  # width of a logits row
+    embedding_rows: int  # a token id must be below this
+    max_model_len: int  # positions
+    eos_token_ids: tuple[int, ...]  # generation_config's and the tokenizer's stop ids
+    weights_hash: str  # hex SHA-256 over names, shapes and bytes of the weights
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardOutput:
+    """What one forward returns; the caller owns it."""
+
+    logits: Tensor  # [R, V] float32 on the CPU, one row per batch.logits_rows
+    hidden: Tensor | None = None  # [R, H]: final (normed) hidden state of the logits rows
+    layers: Tensor | None = None  # [L, T, H]: output of each decoder layer, only with capture_layers
+
+
+class Executor(Protocol):
+    """Runs the target model on packed rows. One thread at a time may call it."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    @property
+    def kind(self) -> str:
+        """"generic" or "fused", with the path: e.g. "fused/cpu-avx512bf16", "fused/torch", "generic/torch"."""
+
+    @property
+    def planes(self) -> tuple[PlaneSpec, ...]:
+        """The KV planes this executor reads and writes; the storage must have been built from them."""
+
+    def bind(self, storage: KVStorage) -> None:
+        """Use ``storage`` from now on. Called once before the first forward, again to replace it."""
+
+    def forward(self, batch: PackedBatch, *, capture_layers: bool = False) -> ForwardOutput:
+        """Write the rows' K/V into their slots, attend through the block tables, return logits.
+
+        Row-invariant: a row's logits are bit-equal whatever else the batch holds.
+        """

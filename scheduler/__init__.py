@@ -1,0 +1,1 @@
+"""Who runs: requests, the waiting queue, admission, preemption and the asyncio engine."""

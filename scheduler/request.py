@@ -1,0 +1,88 @@
+"""A request as the service sees it, and what it hears back. Frozen and picklable: no tensor, no HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from specdec.params import SamplingParams
+from specdec.plan import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class TextDecision:
+    """What a text filter decided about a run of new tokens."""
+
+    num_kept: int  # tokens committed: num_kept < offered only if a stop string ended the choice
+    text: str  # text that became final with these tokens (may be "" or lag behind; see finish)
+    token_texts: tuple[str, ...] = ()
+    stopped: bool = False
+    stop_reason: str | None = None  # the stop string that ended it
+
+
+class TextFilter(Protocol):
+    """Incremental text and stop strings of one choice: decides what is committed. Supplied by server/."""
+
+    def push(self, token_ids: Sequence[int], is_last: bool) -> TextDecision:
+        """Offer tokens in order. ``is_last``: the step ended the choice (stop token or length), so flush held text."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceSpec:
+    """One choice of a request: its parameters (its own seed among them)."""
+
+    index: int  # prompt_index * n + j in the answer
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One prompt with n choices. A prompt list becomes one EngineRequest per prompt (each as if sent alone)."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    choices: tuple[ChoiceSpec, ...]
+    arrival_time: float  # time.monotonic() at arrival, before tokenizing
+    priority: int = 0  # lower first
+    cache_salt: str = ""
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    read_prefix_cache: bool = True  # False for echo with logprobs and prompt_logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEvent:
+    """New committed tokens of one choice, or its end, or its failure."""
+
+    request_id: str
+    index: int
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    token_texts: tuple[str, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # whole prompt, on the choice's first event; without token 0
+    finish_reason: str | None = None  # "stop", "length", "abort", "error"
+    stop_reason: int | str | None = None
+    error: str | None = None
+    timing: "ChoiceTiming | None" = None  # with finish_reason
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceTiming:
+    """Of one finished choice; times are time.monotonic() seconds."""
+
+    arrival_time: float
+    first_scheduled_time: float
+    first_token_time: float
+    last_token_time: float
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    num_preemptions: int = 0
+    num_spec_steps: int = 0  # steps with at least one draft
+    num_drafted: int = 0
+    num_accepted: int = 0
+    acceptance_histogram: tuple[int, ...] = ()  # [i]: spec steps that accepted i drafts; k + 1 entries
+    per_step_drafted: tuple[int, ...] = field(default=())

@@ -1,0 +1,1 @@
+"""The wire: command line, settings, HTTP application, streaming, metrics."""

@@ -1,0 +1,1 @@
+"""Decoding: sequences, sampling, drafters, verification and the speculative step."""

@@ -1,0 +1,35 @@
+"""The drafter's contract: ragged in, ragged out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol
+
+from specdec.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    sequence: Sequence
+    max_drafts: int  # >= 1
+
+
+class Drafter(Protocol):
+    """Proposes continuations. What it proposes can change the speed, never the output.
+
+    It keeps whatever state it needs by ``seq_id`` and derives it from ``sequence.tokens``; it must not mutate
+    the sequence. An exception costs the step its drafts, not the request.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def propose(self, requests: Seq[DraftRequest]) -> list[list[int]]:
+        """For each request 0..max_drafts ids (all within the vocabulary) that may follow ``sequence.tokens``."""
+
+    def update(self, sequence: Sequence, num_emitted: int) -> None:
+        """The last ``num_emitted`` of ``sequence.tokens`` were emitted by this step."""
+
+    def release(self, seq_id: int) -> None:
+        """Forget the sequence; unknown ids are fine."""
