@@ -1,10 +1,25 @@
-"""KVCacheManager: blocks for sequences. Contract; see the room's builder for the body."""
+"""KVCacheManager: blocks for sequences, and the prefix cache between them.
+
+Life of a table::
+
+    new_table -> match_prefix -> [reserve -> (a step writes KV) -> commit -> truncate]* -> free
+
+    position   0 ............ committed ............ verified ............ num_slots
+    blocks     |  full, hashed   |  written, open    |  lookahead, surplus   |
+                shared, read-only  one table's own     truncate gives it back
+
+Ordering contract. There is no lock: exactly one thread may use the manager at a time. While a step runs it belongs to the
+model thread (which commits and truncates); between steps to the scheduler (which matches, reserves, frees and reads
+stats). Handing over through the awaited step is enough. ``commit`` comes after acceptance and before ``truncate``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from kvcache.pool import BlockPool
+from kvcache.prefix import HashFunction, PrefixEntry, PrefixHasher, pack_token_ids, sha256
 from kvcache.table import BlockTable
 
 
@@ -16,32 +31,209 @@ class KVCacheStats:
     used_blocks: int  # referenced
     prefix_queries: int  # tokens asked for, since the start
     prefix_hits: int  # tokens found
+    evictions: int = 0  # cached contents given up, since the start
+    block_size: int = 1
+    used_slots: int | None = None  # slots of used blocks that hold KV; None: stats() got no tables
+
+    @property
+    def usage(self) -> float:
+        """Used blocks / all blocks."""
+        return self.used_blocks / self.num_blocks
+
+    @property
+    def fragmentation_ratio(self) -> float | None:
+        """1 - used slots / slots of allocated blocks; 0 while none is allocated; None without ``used_slots``."""
+        if self.used_slots is None:
+            return None
+        return 1.0 - self.used_slots / (self.used_blocks * self.block_size) if self.used_blocks else 0.0
 
 
 class KVCacheManager:
-    def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_cache: bool = True) -> None: ...
+    """Owns the pool. Tables belong to their sequences, but only the manager changes them.
 
-    def new_table(self, salt: bytes = b"") -> BlockTable: ...
+    Raises ValueError for sizes that are not positive. ``hash_function`` exists for tests.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_cache: bool = True,
+        hash_function: HashFunction = sha256,
+    ) -> None:
+        if block_size < 1:
+            raise ValueError(f"block_size must be positive, got {block_size}")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.enable_prefix_cache = enable_prefix_cache
+        self._pool = BlockPool(num_blocks)
+        self._hasher = PrefixHasher(hash_function)
+        self._prefix_queries = 0
+        self._prefix_hits = 0
+
+    def new_table(self, salt: bytes = b"") -> BlockTable:
+        """An empty table. Tables with different salts never share a block."""
+        return BlockTable(self.block_size, salt)
 
     def match_prefix(self, table: BlockTable, token_ids: Sequence[int], max_tokens: int) -> int:
-        """Attach cached blocks to the empty ``table``; returns the tokens covered (<= max_tokens, whole blocks)."""
+        """Attach cached blocks to the empty ``table``; returns the tokens covered (<= max_tokens, whole blocks).
+
+        The blocks are referenced from then on, so nothing can evict them. Never allocates and never evicts.
+        Raises ValueError if the table holds blocks or ``max_tokens`` is negative.
+        """
+        self._check_table(table)
+        if table.blocks:
+            raise ValueError(f"a prefix is matched into an empty table, this one has {len(table.blocks)} blocks")
+        if max_tokens < 0:
+            raise ValueError(f"max_tokens must not be negative, got {max_tokens}")
+        if not self.enable_prefix_cache:
+            return 0
+        size, pool, salt = self.block_size, self._pool, table.salt
+        limit = min(len(token_ids), max_tokens)
+        self._prefix_queries += limit
+        chain = self._hasher.root(salt)
+        entry: PrefixEntry | None = None
+        for start in range(0, limit - size + 1, size):
+            packed = pack_token_ids(token_ids[start : start + size])
+            chain = self._hasher.extend(chain, packed)
+            entry = pool.find(chain, entry, salt, packed)
+            if entry is None:
+                break
+            pool.acquire(entry.block)
+            table.blocks.append(entry.block)
+            table.block_hashes.append(chain)
+        covered = len(table.blocks) * size
+        self._prefix_hits += covered
+        return covered
 
     def reserve(self, table: BlockTable, num_tokens: int) -> bool:
-        """Make ``table`` cover ``num_tokens`` positions. All or nothing: False means preempt someone."""
+        """Make ``table`` cover ``num_tokens`` positions. All or nothing: False means preempt someone.
+
+        Cached blocks are evicted, least recently used first, only when no block is free. Never shrinks the table.
+        """
+        blocks = table.blocks
+        missing = -(-num_tokens // self.block_size) - len(blocks)
+        if missing <= 0:
+            return True
+        self._check_table(table)
+        if missing > self._pool.num_available:
+            return False
+        blocks.extend(self._pool.allocate(missing))
+        return True
 
     def commit(self, table: BlockTable, token_ids: Sequence[int], num_tokens: int) -> None:
-        """``token_ids[:num_tokens]`` are verified and their KV is written: hash the full blocks among them."""
+        """``token_ids[:num_tokens]`` are verified and their KV is written: hash the full blocks among them.
+
+        Call it after acceptance: drafts that were not accepted must not be in ``token_ids[:num_tokens]``. Costs
+        nothing unless a block filled up. Raises ValueError, having changed nothing, if ``num_tokens`` exceeds the
+        tokens or the table.
+        """
+        hashes, size = table.block_hashes, self.block_size
+        if num_tokens > len(token_ids) or num_tokens > len(table.blocks) * size:
+            raise ValueError(
+                f"cannot commit {num_tokens} tokens: {len(token_ids)} known, {len(table.blocks)} blocks of {size} slots"
+            )
+        first, full = len(hashes), num_tokens // size
+        if full <= first or not self.enable_prefix_cache:
+            return
+        self._check_table(table)
+        pool, salt = self._pool, table.salt
+        chain = hashes[-1] if hashes else self._hasher.root(salt)
+        parent = pool.entry_of(table.blocks[first - 1]) if first else None
+        reachable = first == 0 or parent is not None  # behind a collision nothing can be found, so nothing is registered
+        for i in range(first, full):
+            packed = pack_token_ids(token_ids[i * size : (i + 1) * size])
+            chain = self._hasher.extend(chain, packed)
+            if reachable:
+                parent = pool.register(table.blocks[i], chain, parent, salt, packed)
+                reachable = parent is not None
+            hashes.append(chain)
 
     def truncate(self, table: BlockTable, num_tokens: int) -> int:
-        """Give back whole surplus blocks beyond ``num_tokens`` positions; returns how many. Touches no tensor."""
+        """Give back whole surplus blocks beyond ``num_tokens`` positions; returns how many. Touches no tensor.
+
+        Raises ValueError, having changed nothing, if that would cut into committed blocks.
+        """
+        size = self.block_size
+        if num_tokens < len(table.block_hashes) * size or num_tokens < 0:
+            raise ValueError(f"cannot truncate to {num_tokens} tokens: {len(table.block_hashes) * size} are committed")
+        keep = -(-num_tokens // size)
+        blocks = table.blocks
+        surplus = len(blocks) - keep
+        if surplus <= 0:
+            return 0
+        self._check_table(table)
+        self._give_back(blocks, surplus)
+        return surplus
 
     def free(self, table: BlockTable) -> None:
-        """Give everything back; the table is empty and may be used again."""
+        """Give everything back; the table is empty and may be used again. Freeing an empty table does nothing."""
+        self._check_table(table)
+        table.block_hashes.clear()
+        self._give_back(table.blocks, len(table.blocks))
 
     def fits(self, num_tokens: int) -> bool:
         """Could an empty pool hold a sequence of ``num_tokens``?"""
+        return -(-num_tokens // self.block_size) <= self.num_blocks
 
-    def stats(self) -> KVCacheStats: ...
+    def stats(self, tables: Iterable[tuple[BlockTable, int]] | None = None) -> KVCacheStats:
+        """Plain numbers of now.
+
+        ``tables`` are pairs (table, its sequence's ``num_computed``) of everything that holds blocks; with them the
+        stats know ``used_slots`` and the fragmentation. Slots of shared blocks count once. O(blocks of the tables)
+        while blocks are shared, O(tables) otherwise.
+        """
+        return KVCacheStats(
+            num_blocks=self.num_blocks,
+            free_blocks=self._pool.num_free,
+            cached_blocks=self._pool.num_cached,
+            used_blocks=self._pool.num_used,
+            prefix_queries=self._prefix_queries,
+            prefix_hits=self._prefix_hits,
+            evictions=self._pool.num_evictions,
+            block_size=self.block_size,
+            used_slots=None if tables is None else self._used_slots(list(tables)),
+        )
 
     def check_integrity(self, tables: Iterable[BlockTable]) -> None:
         """Raise AssertionError unless every block is free, cached or owned by exactly its referencing ``tables``."""
+        tables = list(tables)
+        self._pool.check_integrity([table.blocks for table in tables])
+        for table in tables:
+            assert table.block_size == self.block_size, table.block_size
+            assert len(table.block_hashes) <= len(table.blocks), "committed blocks are not a prefix of the table"
+            parent: PrefixEntry | None = None
+            reachable = True
+            for i, block in enumerate(table.blocks):
+                entry = self._pool.entry_of(block)
+                if i >= len(table.block_hashes):
+                    assert entry is None, f"block {block} is in the prefix cache but not committed"
+                    continue
+                assert reachable or entry is None, f"block {block} is registered behind one that is not"
+                if entry is not None:
+                    assert entry.hash == table.block_hashes[i], f"block {block} has another hash than its table says"
+                    assert entry.parent is parent and entry.salt == table.salt, f"block {block} stands in another prefix"
+                parent, reachable = entry, entry is not None
+
+    def _give_back(self, blocks: list[int], count: int) -> None:
+        """Release the last ``count`` blocks, tail first: in the LRU a block must stand before those it follows."""
+        for _ in range(count):
+            self._pool.release(blocks.pop())
+
+    def _used_slots(self, tables: list[tuple[BlockTable, int]]) -> int:
+        used = sum(min(num_computed, table.num_slots) for table, num_computed in tables)
+        if sum(len(table.blocks) for table, _ in tables) <= self._pool.num_used:
+            return used  # nothing is shared
+        seen: set[int] = set()
+        for table, _ in tables:
+            # Only committed blocks are shared, and they are full for every holder.
+            for block in table.blocks[: len(table.block_hashes)]:
+                if block in seen:
+                    used -= self.block_size
+                seen.add(block)
+        return used
+
+    def _check_table(self, table: BlockTable) -> None:
+        if table.block_size != self.block_size:
+            raise ValueError(f"the table has blocks of {table.block_size} slots, the manager of {self.block_size}")

@@ -56,6 +56,11 @@ class KVStorage:
     def names(self) -> tuple[str, ...]:
         return tuple(self._planes)
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all planes, the scratch block included."""
+        return sum(plane.nbytes for plane in self._planes.values())
+
 
 def bytes_per_block(planes: Sequence[PlaneSpec], block_size: int) -> int:
     """Memory of one block over all planes, in bytes."""
@@ -63,6 +68,11 @@ def bytes_per_block(planes: Sequence[PlaneSpec], block_size: int) -> int:
 
 
 def blocks_in_budget(planes: Sequence[PlaneSpec], block_size: int, budget_bytes: int) -> int:
-    """How many blocks (the scratch block not counted) fit into ``budget_bytes``; at least 0."""
+    """How many blocks (the scratch block not counted) fit into ``budget_bytes``; at least 0.
+
+    Raises ValueError if a block takes no memory (no planes, or empty ones).
+    """
     per_block = bytes_per_block(planes, block_size)
+    if per_block < 1:
+        raise ValueError(f"a block of {block_size} slots over {len(planes)} planes takes {per_block} bytes")
     return max(0, budget_bytes // per_block - 1)
