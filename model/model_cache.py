@@ -61,7 +61,7 @@ class ModelCache:
         return folder if self._is_intact(folder) else None
 
     def get_or_make(self, key: str, make: Callable[[Path], dict[str, Any]], report: Report) -> Path:
-        """The folder of entry ``key``; ``make(folder)`` fills a new one and returns what the manifest says of its source.
+        """The folder of entry ``key``; ``make(folder)`` fills a new one and returns the manifest's words on its source.
 
         Only one process at a time makes an entry, others wait for it. Whatever ``make`` raises leaves no entry
         behind. Raises ModelSourceError if the home cannot be written.
