@@ -8,9 +8,9 @@ Life of a table::
     blocks     |  full, hashed   |  written, open    |  lookahead, surplus   |
                 shared, read-only  one table's own     truncate gives it back
 
-Ordering contract. There is no lock: exactly one thread may use the manager at a time. While a step runs it belongs to the
-model thread (which commits and truncates); between steps to the scheduler (which matches, reserves, frees and reads
-stats). Handing over through the awaited step is enough. ``commit`` comes after acceptance and before ``truncate``.
+Ordering contract. There is no lock: exactly one thread may use the manager at a time. While a step runs the manager
+belongs to the model thread (which commits and truncates); between steps to the scheduler (which matches, reserves,
+frees and reads stats). The awaited step is the handover. ``commit`` comes after acceptance, before ``truncate``.
 """
 
 from __future__ import annotations
@@ -141,7 +141,8 @@ class KVCacheManager:
         pool, salt = self._pool, table.salt
         chain = hashes[-1] if hashes else self._hasher.root(salt)
         parent = pool.entry_of(table.blocks[first - 1]) if first else None
-        reachable = first == 0 or parent is not None  # behind a collision nothing can be found, so nothing is registered
+        # Behind a collision nothing can be found, so nothing is registered.
+        reachable = first == 0 or parent is not None
         for i in range(first, full):
             packed = pack_token_ids(token_ids[i * size : (i + 1) * size])
             chain = self._hasher.extend(chain, packed)
@@ -213,7 +214,8 @@ class KVCacheManager:
                 assert reachable or entry is None, f"block {block} is registered behind one that is not"
                 if entry is not None:
                     assert entry.hash == table.block_hashes[i], f"block {block} has another hash than its table says"
-                    assert entry.parent is parent and entry.salt == table.salt, f"block {block} stands in another prefix"
+                    assert entry.parent is parent, f"block {block} stands in another prefix"
+                    assert entry.salt == table.salt, f"block {block} belongs to another salt"
                 parent, reachable = entry, entry is not None
 
     def _give_back(self, blocks: list[int], count: int) -> None:

@@ -97,9 +97,7 @@ class BlockPool:
         else:
             self._drop_duplicate(entry, block)
 
-    def find(
-        self, block_hash: bytes, parent: PrefixEntry | None, salt: bytes, packed_ids: bytes
-    ) -> PrefixEntry | None:
+    def find(self, block_hash: bytes, parent: PrefixEntry | None, salt: bytes, packed_ids: bytes) -> PrefixEntry | None:
         """The entry with this hash, if its content is the one asked for. Changes nothing."""
         entry = self._entries.get(block_hash)
         return entry if entry is not None and entry.holds(parent, salt, packed_ids) else None
@@ -171,7 +169,8 @@ class BlockPool:
         assert not counts, f"held blocks outside the pool: {dict(counts)}"
         order = {block: i for i, block in enumerate(self._lru)}
         for key, entry in self._entries.items():
-            assert key == entry.hash and self._entry_of[entry.block] is entry, f"entry of block {entry.block} is astray"
+            assert key == entry.hash, f"entry of block {entry.block} is filed under another hash"
+            assert self._entry_of[entry.block] is entry, f"block {entry.block} does not know its entry"
             assert all(self._entry_of[block] is entry for block in entry.duplicates or ()), entry.block
             parent = entry.parent
             if parent is None:

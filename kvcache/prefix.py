@@ -41,7 +41,9 @@ class PrefixEntry:
 
     __slots__ = ("block", "duplicates", "hash", "packed_ids", "parent", "salt")
 
-    def __init__(self, block_hash: bytes, parent: PrefixEntry | None, salt: bytes, packed_ids: bytes, block: int) -> None:
+    def __init__(
+        self, block_hash: bytes, parent: PrefixEntry | None, salt: bytes, packed_ids: bytes, block: int
+    ) -> None:
         self.hash = block_hash
         self.parent = parent  # None: the first block of its prefix
         self.salt = salt

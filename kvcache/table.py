@@ -21,7 +21,7 @@ class BlockTable:
         self.block_size = block_size
         self.salt = salt  # separates tenants in the prefix cache
         self.blocks: list[int] = []
-        self.block_hashes: list[bytes] = []  # chained hashes of the committed (verified, full) blocks, a prefix of blocks
+        self.block_hashes: list[bytes] = []  # chained hashes of the committed (verified, full) blocks: a prefix
 
     @property
     def num_slots(self) -> int:

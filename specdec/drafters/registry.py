@@ -1,0 +1,25 @@
+"""Drafters by name, as settings and requests give them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from specdec.drafters.base import Drafter
+from specdec.drafters.ngram import NgramDrafter
+from specdec.drafters.synthetic import EmptyDrafter, RandomDrafter
+
+_BUILDERS: dict[str, Callable[[int], Drafter]] = {
+    "ngram": lambda vocab_size: NgramDrafter(vocab_size=vocab_size),
+    "random": lambda vocab_size: RandomDrafter(0, vocab_size),
+    "none": lambda vocab_size: EmptyDrafter(),
+}
+
+DRAFTER_NAMES: tuple[str, ...] = tuple(_BUILDERS)
+
+
+def make_drafter(name: str, vocab_size: int) -> Drafter:
+    """A new drafter for a model whose logits rows are ``vocab_size`` wide. Raises ValueError for an unknown name."""
+    builder = _BUILDERS.get(name)
+    if builder is None:
+        raise ValueError(f"unknown drafter {name!r}; there are {', '.join(DRAFTER_NAMES)}")
+    return builder(vocab_size)
