@@ -1,7 +1,7 @@
 """Where a model comes from: ``--model`` resolved to a local folder of safetensors, a config and a tokenizer.
 
 =====================  =====================================================================================
-nothing                the default model, fetched and converted once into the cache
+``default``, nothing   the default model, fetched and converted once into the cache
 a folder               used where it is
 a ``.gguf`` file       converted once into the cache, by the hash of its content
 ``org/name[@rev]``     a model on the Hugging Face hub, downloaded once; later starts use that copy
@@ -55,7 +55,7 @@ def resolve_model(
     model, the same call needs no network. Raises ModelSourceError with one clear line.
     """
     cache = ModelCache(home if home is not None else default_home())
-    if model is None:
+    if model is None or model == "default":  # a folder of that name is ./default
         return _default_source(cache, report)
     path = Path(model).expanduser()
     try:

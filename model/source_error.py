@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from model.errors import ModelError
 
-class ModelSourceError(Exception):
+
+class ModelSourceError(ModelError):
     """A model could not be found, fetched, converted or accepted. The message is one clear line for people."""
 
     def __init__(self, message: str) -> None:
