@@ -1,0 +1,215 @@
+"""The generic executor: any Hugging Face causal LM that passes the gate, on packed rows.
+
+The whole forward runs on tiles of a fixed number of rows, because torch's matrix products pick other kernels (other
+rounding) for other numbers of rows. A batch of 21 rows with tile classes 16 and 64::
+
+    rows     0 ............... 15 | 16 .. 20  dummy x 11
+    tile     0                    | 1
+
+Tiles run one after the other through all layers: a later tile reads the K and V that an earlier one wrote. Dummy rows
+see nothing, write nothing, and nobody reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from kvcache.storage import KVStorage, PlaneSpec
+from model.attach import AttentionCall, attach
+from model.attention import AttentionTile, TileSequence, paged_attention
+from model.batch import PackedBatch
+from model.interface import ForwardOutput, ModelInfo
+from model.structure import ModelStructure, examine
+
+BASE_TILE = 16
+TILE_CLASSES = (BASE_TILE, 64, 256)
+_HEAD_SLICE = 8192  # rows of the head's weight that are widened to float32 at a time
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The tile that a forward works on."""
+
+    count: int  # real rows, the rest are dummies
+    slots: Tensor  # [count] int64
+    attention: AttentionTile
+
+
+class _LayerState:
+    """What the attention function needs in one layer: its planes, and the tile that runs."""
+
+    def __init__(self, executor: GenericExecutor, index: int) -> None:
+        self._executor = executor
+        self._names = (f"target.{index}.k", f"target.{index}.v")
+
+    def attend(self, module: nn.Module, call: AttentionCall) -> Tensor:
+        storage, rows = self._executor.storage, self._executor.rows
+        keys, values = (storage.plane(name) for name in self._names)
+        keys.index_copy_(0, rows.slots, call.key[: rows.count])
+        values.index_copy_(0, rows.slots, call.value[: rows.count])
+        return paged_attention(
+            call.query,
+            keys,
+            values,
+            rows.attention,
+            scaling=call.scaling,
+            window=call.window,
+            softcap=call.softcap,
+            sinks=call.sinks,
+        )
+
+
+class GenericExecutor:
+    """Owns ``model`` from now on (it must have been loaded with ``attn_implementation=attach.ATTENTION_NAME``).
+
+    ``tile_classes`` are the tile sizes it may use; all must give the same bits as the smallest (see model.probe).
+    """
+
+    def __init__(self, model: PreTrainedModel, info: ModelInfo, *, tile_classes: Sequence[int] = (BASE_TILE,)) -> None:
+        self.model = model.eval()
+        self.structure: ModelStructure = examine(model)
+        self.tile_classes = tuple(sorted(tile_classes))
+        self._info = info
+        self._storage: KVStorage | None = None
+        self._rows: _Rows | None = None
+        self._layers: list[Tensor] | None = None  # outputs of the decoder layers, while they are wanted
+        self._head_input: Tensor | None = None
+        for i, module in enumerate(self.structure.attentions):
+            attach(module, _LayerState(self, i))
+        for layer in self.structure.layers:
+            layer.register_forward_hook(self._note_layer)
+        self.structure.head.register_forward_pre_hook(self._note_head_input)
+        if info.dtype != "float32":
+            _widen(self.structure.head)
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def kind(self) -> str:
+        return "generic/torch"
+
+    @property
+    def planes(self) -> tuple[PlaneSpec, ...]:
+        return self.structure.planes
+
+    @property
+    def storage(self) -> KVStorage:
+        if self._storage is None:
+            raise RuntimeError("bind a storage before the first forward")
+        return self._storage
+
+    @property
+    def rows(self) -> _Rows:
+        if self._rows is None:
+            raise RuntimeError("attention outside of a forward")
+        return self._rows
+
+    def bind(self, storage: KVStorage) -> None:
+        for plane in self.planes:
+            found = storage.plane(plane.name)
+            if tuple(found.shape[1:]) != plane.shape or found.dtype != plane.dtype:
+                raise ValueError(f"plane {plane.name} holds {tuple(found.shape[1:])} {found.dtype}, expected {plane}")
+        self._storage = storage
+
+    @torch.inference_mode()
+    def forward(self, batch: PackedBatch, *, capture_layers: bool = False) -> ForwardOutput:
+        logits: list[Tensor] = []
+        hidden: list[Tensor] = []
+        layers: list[Tensor] = []
+        wanted = batch.logits_rows
+        for first, count, size in plan_tiles(batch.num_rows, self.tile_classes):
+            rows = wanted[(wanted >= first) & (wanted < first + count)] - first
+            self._layers = [] if capture_layers else None
+            try:
+                tile_logits, tile_hidden = self._run(batch, first, count, size, rows)
+                if self._layers is not None:
+                    layers.append(torch.stack(self._layers)[:, :count].cpu())
+            finally:
+                self._rows = self._layers = self._head_input = None
+            logits.append(tile_logits)
+            hidden.append(tile_hidden)
+        return ForwardOutput(
+            logits=torch.cat(logits),
+            hidden=torch.cat(hidden),
+            layers=torch.cat(layers, dim=1) if capture_layers else None,
+        )
+
+    def _run(self, batch: PackedBatch, first: int, count: int, size: int, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        """Run rows ``[first, first + count)`` as a tile of ``size`` rows; ``wanted`` counts from ``first``."""
+        device = self.model.device
+        last = first + count
+        input_ids = torch.zeros((1, size), dtype=torch.int64)
+        positions = torch.zeros((1, size), dtype=torch.int64)
+        input_ids[0, :count] = batch.input_ids[first:last]
+        positions[0, :count] = batch.positions[first:last]
+        self._rows = _Rows(
+            count=count,
+            slots=batch.slot_mapping[first:last].to(device),
+            attention=AttentionTile(size, _sequences(batch, first, last), batch.block_size, torch.device(device)),
+        )
+        # The head's rows come in classes too. When nobody wants logits, one row keeps the model's code path alive.
+        head_rows = next((c for c in self.tile_classes if 0 < len(wanted) <= c), 1)
+        keep = torch.zeros(head_rows, dtype=torch.int64)
+        keep[: len(wanted)] = wanted
+        keep = keep.to(device)
+        arguments: dict[str, Any] = {"logits_to_keep": keep} if self.structure.keeps_logits else {}
+        output = self.model(
+            input_ids=input_ids.to(device), position_ids=positions.to(device), use_cache=False, **arguments
+        )
+        logits, hidden = output.logits[0], self._head_input
+        assert hidden is not None
+        if not self.structure.keeps_logits:
+            logits, hidden = logits[keep], hidden[keep]
+        return logits[: len(wanted)].float().cpu(), hidden[: len(wanted)].cpu()
+
+    def _note_layer(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._layers is not None:
+            self._layers.append((output[0] if isinstance(output, tuple) else output)[0])
+
+    def _note_head_input(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        self._head_input = args[0].reshape(-1, args[0].shape[-1])
+
+
+def plan_tiles(num_rows: int, classes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Cut ``num_rows`` rows into (first row, real rows, tile size): large tiles while they fill at least half."""
+    first = 0
+    while first < num_rows:
+        left = num_rows - first
+        size = max((c for c in classes if 2 * left >= c), default=classes[0])
+        count = min(left, size)
+        yield first, count, size
+        first += count
+
+
+def _sequences(batch: PackedBatch, first: int, last: int) -> list[TileSequence]:
+    """The sequences of ``batch`` that have rows in ``[first, last)``, cut to them."""
+    starts = batch.row_starts.tolist()
+    found = []
+    for s in range(batch.num_sequences):
+        begin, end = max(starts[s], first), min(starts[s + 1], last)
+        if begin < end:
+            found.append(TileSequence(begin - first, end - begin, int(batch.positions[begin]), batch.block_tables[s]))
+    return found
+
+
+def _widen(head: nn.Module) -> None:
+    """Let ``head`` return float32: rounding logits to bfloat16 makes exact ties common."""
+    if not isinstance(head, nn.Linear):
+        return
+
+    def forward(x: Tensor) -> Tensor:
+        wide = x.float()
+        parts = [F.linear(wide, weight.float()) for weight in head.weight.split(_HEAD_SLICE)]
+        logits = torch.cat(parts, dim=-1)
+        return logits if head.bias is None else logits + head.bias.float()
+
+    object.__setattr__(head, "forward", forward)
