@@ -1,0 +1,138 @@
+"""Request bodies: bounded while they arrive, strict when parsed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from server.errors import APIError, bad_request
+
+MAX_DEPTH = 64
+# Bodies above this are parsed in a thread, so that one client cannot hold up the event loop.
+THREAD_ABOVE_BYTES = 64 * 1024
+
+# Possessive, and a missing end quote is fine: linear on any input.
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
+_BRACKET = re.compile(rb"[\[\]{}]")
+_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+async def read_json_object(request: Request, *, max_bytes: int, deadline: float) -> dict[str, Any]:
+    """The body as a JSON object. Raises APIError: 400, 408 (slow), 413 (too large) or 415 (not JSON)."""
+    _check_media_type(request)
+    try:
+        async with asyncio.timeout(deadline):
+            body = await _read(request, max_bytes)
+    except TimeoutError:
+        raise APIError(408, f"the request body did not arrive within {deadline:g} seconds") from None
+    except ClientDisconnect:
+        raise bad_request("the request body is incomplete", None) from None
+    if len(body) > THREAD_ABOVE_BYTES:
+        return await asyncio.to_thread(parse_json_object, body)
+    return parse_json_object(body)
+
+
+def _check_media_type(request: Request) -> None:
+    media_type, _, parameters = request.headers.get("content-type", "").partition(";")
+    if media_type.strip().lower() != "application/json":
+        raise APIError(415, "the body must be JSON: send the header Content-Type: application/json")
+    charset = parameters.replace(" ", "").replace('"', "").lower()
+    if charset and charset not in ("charset=utf-8", "charset=utf8"):
+        raise APIError(415, "the body must be JSON in UTF-8")
+    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise APIError(415, "a compressed body is not supported")
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    body = bytearray()
+    async for piece in request.stream():
+        if len(body) + len(piece) > max_bytes:
+            raise too_large(max_bytes)
+        body += piece
+    return bytes(body)
+
+
+def too_large(max_bytes: int) -> APIError:
+    # What is left of the body is never read, so the connection cannot be used again.
+    return APIError(413, f"the request body is larger than {max_bytes} bytes", headers={"Connection": "close"})
+
+
+def parse_json_object(body: bytes) -> dict[str, Any]:
+    """Parse strictly: no NaN or Infinity, no number beyond a double, no duplicate key, valid Unicode, bounded depth."""
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as exc:
+        raise bad_request(f"the body is not valid UTF-8 (byte {exc.start})", None) from None
+    _check_depth(body)
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique)
+    except json.JSONDecodeError as exc:
+        raise bad_request(
+            f"the body is not valid JSON: {exc.msg} (line {exc.lineno}, column {exc.colno})", None
+        ) from None
+    except RecursionError:
+        raise bad_request(f"the body is nested deeper than {MAX_DEPTH} levels", None) from None
+    except ValueError as exc:
+        # An integer of more digits than Python converts.
+        raise bad_request("the body holds a number that is too long", None) from exc
+    if not isinstance(value, dict):
+        raise bad_request("the body must be a JSON object", None)
+    if _SURROGATE_ESCAPE.search(body):
+        _check_unicode(value)
+    return value
+
+
+def _check_depth(body: bytes) -> None:
+    depth = 0
+    for match in _BRACKET.finditer(_STRING.sub(b"", body)):
+        if match[0] in b"[{":
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise bad_request(f"the body is nested deeper than {MAX_DEPTH} levels", None)
+        else:
+            depth -= 1
+
+
+def _refuse_constant(name: str) -> float:
+    raise bad_request(f"the body holds {name}, which is not JSON", None)
+
+
+def _finite(literal: str) -> float:
+    value = float(literal)
+    if not math.isfinite(value):
+        raise bad_request(f"the body holds the number {literal[:32]}, which is too large", None)
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                # The name may hold a lone surrogate, which no answer could carry.
+                safe = name[:64].encode("utf-8", "replace").decode()
+                raise bad_request(f"the body holds the name {safe!r} twice in one object", safe)
+            seen.add(name)
+    return result
+
+
+def _check_unicode(value: object) -> None:
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str):
+            try:
+                item.encode("utf-8")
+            except UnicodeEncodeError:
+                raise bad_request("the body holds a lone surrogate, which is not valid Unicode", None) from None
+        elif isinstance(item, list):
+            stack.extend(item)
+        elif isinstance(item, dict):
+            stack.extend(item.keys())
+            stack.extend(item.values())

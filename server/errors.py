@@ -1,0 +1,70 @@
+"""Errors as OpenAI's clients know them: ``{"error": {message, type, param, code}}``, all four keys always."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+INVALID_REQUEST = "invalid_request_error"
+SERVER_ERROR = "server_error"
+
+
+class APIError(Exception):
+    """An answer that is an error. ``message`` is for the client: no path, no address, no traceback."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        kind: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.kind = kind or (SERVER_ERROR if status >= 500 else INVALID_REQUEST)
+        self.code = code or _CODES.get(status, "server_error" if status >= 500 else "invalid_request")
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+
+_CODES = {
+    400: "invalid_value",
+    401: "invalid_api_key",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "request_timeout",
+    413: "request_too_large",
+    415: "unsupported_media_type",
+    429: "rate_limit_exceeded",
+    500: "server_error",
+    503: "overloaded",
+    504: "timeout",
+}
+
+
+def bad_request(message: str, param: str | None, code: str | None = None) -> APIError:
+    return APIError(400, message, param=param, code=code)
+
+
+def unavailable(code: str, message: str, retry_after: int = 1) -> APIError:
+    """503 with Retry-After; ``code`` is overloaded, model_loading, shutting_down or engine_failed."""
+    return APIError(503, message, code=code, headers={"Retry-After": str(retry_after)})
+
+
+def shorten(value: object, limit: int = 64) -> str:
+    """A JSON value as it may stand in a message: bounded, whatever the client sent."""
+    if isinstance(value, str):
+        return repr(value if len(value) <= limit else value[:limit] + "…")
+    if isinstance(value, (list, dict)):
+        kind = "list" if isinstance(value, list) else "object"
+        return f"a {kind} of {len(value)}"
+    text = {None: "null", True: "true", False: "false"}.get(value) if value is None or isinstance(value, bool) else None
+    return text or repr(value)[:limit]

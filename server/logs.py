@@ -1,0 +1,55 @@
+"""Log lines as text or JSON. Nothing here knows what a prompt is: texts of requests are not logged by default."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import Any
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
+
+
+def _extras(record: logging.LogRecord) -> dict[str, Any]:
+    return {name: value for name, value in vars(record).items() if name not in _STANDARD}
+
+
+def _timestamp(record: logging.LogRecord) -> str:
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    return f"{whole}.{int(record.msecs):03d}Z"
+
+
+class TextFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        extras = "".join(f" {name}={value}" for name, value in _extras(record).items())
+        line = f"{_timestamp(record)} {record.levelname.lower()} {record.name}: {record.getMessage()}{extras}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, Any] = {
+            "time": _timestamp(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_extras(record),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, default=str, ensure_ascii=False)
+
+
+def configure_logging(level: str, log_format: str) -> None:
+    """Send the log to stderr. Called once by the command line, never on import."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    for name in ("truedraft", "uvicorn"):
+        logging.getLogger(name).setLevel(level.upper())
+    # uvicorn's own lines repeat ours.
+    logging.getLogger("uvicorn.error").setLevel("WARNING" if level != "debug" else "DEBUG")
+    logging.getLogger("uvicorn.access").setLevel("ERROR")

@@ -1,0 +1,80 @@
+"""ASGI middleware at the edge: a request id in and out, the body cap by Content-Length, one access log line."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.body import too_large
+from server.errors import APIError, bad_request
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9._:\-]")
+MAX_REQUEST_ID = 128
+
+logger = logging.getLogger("truedraft.access")
+
+
+def clean_request_id(value: str | None) -> str:
+    """The client's id without what could break a log line or a header; a new one if nothing is left."""
+    cleaned = _UNSAFE.sub("", value or "")[:MAX_REQUEST_ID]
+    return cleaned or uuid.uuid4().hex
+
+
+class EdgeMiddleware:
+    """Outermost: everything that answers carries ``X-Request-Id``, errors of the inner layers included."""
+
+    def __init__(self, app: ASGIApp, *, max_body_bytes: int) -> None:
+        self.app = app
+        self.max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        request_id = clean_request_id(headers.get(b"x-request-id", b"").decode("latin-1"))
+        scope.setdefault("state", {})["request_id"] = request_id
+        scope["state"]["arrival_time"] = started = time.monotonic()
+        status = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message = {**message, "headers": [*message["headers"], (b"x-request-id", request_id.encode("ascii"))]}
+            await send(message)
+
+        refusal = self._refusal(headers.get(b"content-length"))
+        try:
+            if refusal is not None:
+                await error_response(refusal)(scope, receive, send_with_id)
+            else:
+                await self.app(scope, receive, send_with_id)
+        finally:
+            logger.info(
+                "%s %s %d",
+                scope["method"],
+                scope["path"][:256].encode("unicode_escape").decode("ascii"),
+                status,
+                extra={
+                    "request_id": request_id,
+                    "status": status,
+                    "seconds": round(time.monotonic() - started, 6),
+                },
+            )
+
+    def _refusal(self, content_length: bytes | None) -> APIError | None:
+        if content_length is None:
+            return None
+        if not content_length.isdigit():
+            return bad_request("the Content-Length header is not a number", None)
+        return too_large(self.max_body_bytes) if int(content_length[:20]) > self.max_body_bytes else None
+
+
+def error_response(error: APIError) -> JSONResponse:
+    return JSONResponse(error.body, status_code=error.status, headers=error.headers)

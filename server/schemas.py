@@ -1,0 +1,202 @@
+"""The body of POST /v1/completions: each field typed strictly, bounded, and named in the error when it is wrong.
+
+What depends on the model (ids, context) or on a setting (n, stop) is checked in server/resolve.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from server.errors import APIError, bad_request, shorten
+
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 300
+MAX_TOKEN_IDS = 4096  # in stop_token_ids, and in bad_words
+MAX_STRING = 4096  # in stop, bad_words and the inert strings
+INT32_MAX = 2**31 - 1
+
+Prompt = str | list[str] | list[int] | list[list[int]]
+
+
+def _is_id(value: object) -> bool:
+    return type(value) is int
+
+
+def _check_prompt(value: object) -> object:
+    """One of the four forms, never empty. Ids are checked against the model later, but here for their type."""
+    if isinstance(value, str):
+        if not value:
+            raise ValueError("must not be empty")
+        return value
+    if not isinstance(value, list):
+        raise ValueError("must be a string, a list of strings, a list of token ids or a list of lists of token ids")
+    if not value:
+        raise ValueError("must not be an empty list")
+    if all(map(_is_id, value)):
+        return value
+    for i, item in enumerate(value):
+        if not isinstance(item, type(value[0])) or not isinstance(item, (str, list)):
+            raise ValueError(
+                f"must hold only strings, only token ids or only lists of token ids; item {i} is {shorten(item)}"
+            )
+        if not item:
+            raise ValueError(f"must not hold an empty prompt; item {i} is empty")
+        if isinstance(item, list) and not all(map(_is_id, item)):
+            wrong = next(token for token in item if not _is_id(token))
+            raise ValueError(f"must hold token ids; item {i} holds {shorten(wrong)}")
+    return value
+
+
+def _check_strings(value: object) -> object:
+    """``stop`` and ``bad_words``: a string or a list of strings, none empty; becomes a tuple."""
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, list):
+        raise ValueError("must be a string or a list of strings")
+    for item in items:
+        if not isinstance(item, str):
+            raise ValueError(f"must hold strings; it holds {shorten(item)}")
+        if not item:
+            raise ValueError("must not hold an empty string")
+        if len(item) > MAX_STRING:
+            raise ValueError(f"holds a string of {len(item)} characters; at most {MAX_STRING} are allowed")
+    return tuple(items)
+
+
+def _check_ids(value: object) -> object:
+    if not isinstance(value, list):
+        raise ValueError("must be a list of token ids")
+    for item in value:
+        if not _is_id(item):
+            raise ValueError(f"must hold token ids; it holds {shorten(item)}")
+    return tuple(value)
+
+
+def _check_logit_bias(value: object) -> object:
+    """An object from token id (JSON writes it as a string) to a number; becomes sorted pairs."""
+    if not isinstance(value, dict):
+        raise ValueError("must be an object from token id to a number")
+    if len(value) > MAX_LOGIT_BIAS:
+        raise ValueError(f"has {len(value)} entries; at most {MAX_LOGIT_BIAS} are allowed")
+    bias: dict[int, float] = {}
+    for name, number in value.items():
+        if not (name.isascii() and name.isdigit() and len(name) <= 10):
+            raise ValueError(f"has the key {shorten(name)}, which is not a token id")
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not -100 <= number <= 100:
+            raise ValueError(f"has the value {shorten(number)} for token {name}; it must be a number from -100 to 100")
+        if int(name) in bias:
+            raise ValueError(f"names token {int(name)} twice")
+        bias[int(name)] = float(number)
+    return tuple(sorted(bias.items()))
+
+
+_Strings = Annotated[tuple[str, ...], BeforeValidator(_check_strings)]
+_Ids = Annotated[tuple[int, ...], BeforeValidator(_check_ids)]
+_Inert = Annotated[str, Field(max_length=MAX_STRING)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, protected_namespaces=())
+
+
+class StreamOptions(_Strict):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class Speculation(_Strict):
+    """What this request wants of speculation; it can change the speed, never the output."""
+
+    num_speculative_tokens: int | None = Field(None, ge=0, le=INT32_MAX)
+    drafter: str | None = Field(None, min_length=1, max_length=64)
+
+
+class CompletionRequest(_Strict):
+    """A null stands for the default, as OpenAI's clients send it."""
+
+    model: str = Field(max_length=MAX_STRING)
+    prompt: Annotated[Prompt, BeforeValidator(_check_prompt)]
+    max_tokens: int = Field(16, ge=0, le=INT32_MAX)
+    n: int = Field(1, ge=1, le=INT32_MAX)
+    best_of: int | None = Field(None, ge=1, le=INT32_MAX)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    echo: bool = False
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    return_token_ids: bool = False
+
+    temperature: float = Field(1.0, ge=0, le=2)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=-1, le=INT32_MAX)  # -1 and 0: off
+    min_p: float = Field(0.0, ge=0, le=1)
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    repetition_penalty: float = Field(1.0, gt=0, le=10)
+    logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(_check_logit_bias)] = ()
+    min_tokens: int = Field(0, ge=0, le=INT32_MAX)
+    allowed_token_ids: _Ids | None = None
+    bad_words: Annotated[_Strings, Field(max_length=MAX_TOKEN_IDS)] = ()
+
+    stop: _Strings = ()
+    stop_token_ids: Annotated[_Ids, Field(max_length=MAX_TOKEN_IDS)] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    add_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = Field(None, ge=-1, le=INT32_MAX)
+
+    priority: int = Field(0, ge=-INT32_MAX, le=INT32_MAX)
+    cache_salt: str | None = Field(None, min_length=1, max_length=256)
+    speculation: Speculation | None = None
+
+    # Known and inert.
+    user: _Inert | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    store: Literal[False] = False
+    service_tier: Literal["auto", "default"] = "auto"
+    safety_identifier: _Inert | None = None
+    prompt_cache_key: _Inert | None = None
+    include_obfuscation: Literal[False] = False
+
+
+# Part of the contract, refused until they can be honoured.
+NOT_SUPPORTED = ("suffix", "response_format", "structured_outputs", "prediction")
+
+
+def parse_completion(body: Mapping[str, Any]) -> CompletionRequest:
+    """Raises APIError 400 with ``param`` named; unknown and unsupported fields are errors even when null."""
+    for name in body:
+        if name in NOT_SUPPORTED:
+            if body[name] is not None:
+                raise bad_request(f"{name} is not supported yet", name, "unsupported_parameter")
+        elif name not in CompletionRequest.model_fields:
+            raise bad_request(f"unknown parameter: {shorten(name)}", name[:64], "unknown_parameter")
+    given = {name: value for name, value in body.items() if value is not None}
+    try:
+        request = CompletionRequest.model_validate(given)
+    except ValidationError as exc:
+        raise _as_bad_request(exc) from None
+    if request.stream_options is not None and not request.stream:
+        raise bad_request("stream_options needs stream to be true", "stream_options")
+    return request
+
+
+def _as_bad_request(exc: ValidationError) -> APIError:
+    """The first error, with the value in the message and a dotted name in ``param``."""
+    error = exc.errors(include_url=False)[0]
+    top = str(error["loc"][0])
+    nested = error["loc"][1:2] if top in ("stream_options", "speculation", "metadata") else ()
+    param = ".".join([top, *(str(part)[:64] for part in nested)])
+    if error["type"] == "missing":
+        return bad_request(f"{param} is required", param, "missing_required_parameter")
+    if error["type"] == "extra_forbidden":
+        return bad_request(f"unknown parameter: {param}", param, "unknown_parameter")
+    if error["type"] == "value_error":
+        return bad_request(f"{param} {error['ctx']['error']}", param)
+    message = error["msg"].removeprefix("Input should").strip()
+    return bad_request(f"{param} should {message}; it is {shorten(error['input'])}", param)

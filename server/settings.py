@@ -1,0 +1,287 @@
+"""Every setting of the server, once: its type, default, bounds and description.
+
+Precedence: command-line flags, then ``TRUEDRAFT_*`` environment variables, then the file named by ``--config``
+(TOML or YAML), then the defaults here. ``--help`` and docs/settings.md are made from these fields.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
+
+import yaml
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+ENV_PREFIX = "TRUEDRAFT_"
+DEFAULT_MODEL = "default"
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+class SettingsError(ValueError):
+    """A setting that cannot be used; the message is one line that names it and holds its value."""
+
+
+def parse_size(value: str | int) -> int:
+    """Bytes of ``"512MiB"``, ``"2G"`` (powers of 1024 with or without the i) or a plain number."""
+    if isinstance(value, bool):
+        raise ValueError(f"{value!r} is not a size")
+    if isinstance(value, int):
+        return value
+    match = _SIZE.fullmatch(value)
+    if match is None:
+        raise ValueError(f"{value!r} is not a size; write bytes or a number with KiB, MiB, GiB or TiB")
+    return int(float(match[1]) * 1024 ** _POWERS[match[2].lower()])
+
+
+class Settings(BaseSettings):
+    """Frozen; built by :func:`load_settings` and passed down from there."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, extra="forbid", frozen=True, env_ignore_empty=True, protected_namespaces=()
+    )
+
+    # --- model ---
+    model: str = Field(
+        DEFAULT_MODEL,
+        min_length=1,
+        description="What to serve: `default` (SmolLM2-135M-Instruct, fetched once), a folder of safetensors, a GGUF "
+        "file, or a Hugging Face hub name.",
+    )
+    served_model_name: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Names that a request may use for the model, separated by commas; answers carry the first. "
+        "Empty: derived from `model`.",
+    )
+    dtype: Literal["auto", "bfloat16", "float32"] = Field(
+        "auto", description="Type of weights and KV cache. `auto`: the checkpoint's where it is supported."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: cpu.")
+    executor: Literal["auto", "fused", "generic"] = Field(
+        "auto",
+        description="How the forward runs. `auto`: fused for the Llama-shaped family if its check passes, else generic.",
+    )
+    num_threads: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="Threads of the forward on a CPU. Unset: one for each core this process may use.",
+    )
+    max_model_len: int | None = Field(
+        None, ge=1, description="Most tokens of prompt and output together. Unset: what the model was trained for."
+    )
+
+    # --- memory ---
+    block_size: int = Field(16, ge=1, le=1024, description="Tokens in one block of the KV cache.")
+    num_blocks: int | None = Field(
+        None, ge=2, description="Blocks in the KV cache. Unset: as many as fit `kv_cache_memory`."
+    )
+    kv_cache_memory: int | None = Field(
+        None,
+        ge=1,
+        description="Memory for the KV cache, in bytes or with a unit (`2GiB`). Unset: enough for `max_num_seqs` "
+        "sequences of `max_model_len` tokens, at most a quarter of the free memory.",
+    )
+    enable_prefix_cache: bool = Field(True, description="Share KV blocks between requests that begin alike.")
+
+    # --- scheduling ---
+    max_num_seqs: int = Field(32, ge=1, le=4096, description="Most sequences in one step.")
+    max_num_batched_tokens: int = Field(
+        512, ge=1, description="Token budget of one step: rows of prefill, decode and drafts together."
+    )
+    max_waiting: int = Field(1024, ge=1, description="Most requests that wait; beyond it the answer is 503.")
+
+    # --- speculation ---
+    num_speculative_tokens: int = Field(
+        4, ge=0, le=64, description="Draft tokens for each sequence and step; 0 turns speculation off."
+    )
+    max_num_speculative_tokens: int = Field(
+        16, ge=0, le=64, description="Largest `speculation.num_speculative_tokens` that a request may ask for."
+    )
+    drafter: str = Field("ngram", min_length=1, description="Who proposes drafts: `ngram`.")
+
+    # --- limits of one request ---
+    max_n: int = Field(16, ge=1, le=128, description="Largest `n` and `best_of`.")
+    max_stop: int = Field(4, ge=1, le=64, description="Most stop strings of a request.")
+    max_prompts: int = Field(128, ge=1, description="Most prompts in a request.")
+    max_choices: int = Field(256, ge=1, description="Most choices of a request: prompts times `n` (or `best_of`).")
+    max_body_bytes: int = Field(8 * 1024**2, ge=1024, description="Largest request body, in bytes or with a unit.")
+    body_timeout: float = Field(30.0, gt=0, description="Seconds in which a request body has to arrive.")
+    send_timeout: float = Field(
+        30.0, gt=0, description="Seconds that a stream waits for a reader who does not read, before it is aborted."
+    )
+
+    # --- server ---
+    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
+    shutdown_timeout: float = Field(
+        30.0, ge=0, description="Seconds that running requests get to finish after SIGTERM or SIGINT."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe log line shown.")
+    log_format: Literal["text", "json"] = Field("text", description="Log lines as text or as one JSON object each.")
+    log_prompts: bool = Field(False, description="Write prompts to the log. Off: no text of a request is logged.")
+
+    _file_values: ClassVar[Mapping[str, Any]] = {}
+
+    @field_validator("served_model_name", mode="before")
+    @classmethod
+    def _split_names(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(name.strip() for name in value.split(",") if name.strip())
+        return value
+
+    @field_validator("kv_cache_memory", "max_body_bytes", mode="before")
+    @classmethod
+    def _read_size(cls, value: object) -> object:
+        return parse_size(value) if isinstance(value, str) else value
+
+    @field_validator("port", mode="before")
+    @classmethod
+    def _explain_service_links(cls, value: object) -> object:
+        # Kubernetes puts TRUEDRAFT_PORT=tcp://... into every pod beside a Service named "truedraft".
+        if isinstance(value, str) and value.startswith("tcp://"):
+            raise ValueError(
+                "Kubernetes sets this for a Service named truedraft; set enableServiceLinks: false in the pod"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Settings:
+        if self.num_blocks is not None and self.kv_cache_memory is not None:
+            raise ValueError("num_blocks and kv_cache_memory exclude each other; give one of them")
+        if self.num_speculative_tokens > self.max_num_speculative_tokens:
+            raise ValueError(
+                f"num_speculative_tokens ({self.num_speculative_tokens}) is above "
+                f"max_num_speculative_tokens ({self.max_num_speculative_tokens})"
+            )
+        return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The served names, first the one that answers carry. Never empty, never a path."""
+        if self.served_model_name:
+            return self.served_model_name
+        if self.model == DEFAULT_MODEL:
+            return ("SmolLM2-135M-Instruct",)
+        path = Path(self.model)
+        return (path.resolve().name if path.exists() else self.model,)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=dict(cls._file_values))
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """Settings from a TOML or YAML file; names may be written with ``-`` or ``_``."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise SettingsError(f"cannot read the config file {path}: {getattr(exc, 'strerror', None) or exc}") from exc
+    try:
+        if path.suffix == ".toml":
+            values: object = tomllib.loads(text)
+        elif path.suffix in (".yaml", ".yml"):
+            values = yaml.safe_load(text) or {}
+        else:
+            raise SettingsError(f"the config file {path} must end in .toml, .yaml or .yml")
+    except (tomllib.TOMLDecodeError, yaml.YAMLError) as exc:
+        raise SettingsError(f"the config file {path} is not valid: {' '.join(str(exc).split())}") from exc
+    if not isinstance(values, dict):
+        raise SettingsError(f"the config file {path} must hold names and values")
+    renamed = {str(name).replace("-", "_"): value for name, value in values.items()}
+    unknown = sorted(set(renamed) - set(Settings.model_fields))
+    if unknown:
+        raise SettingsError(f"the config file {path} has an unknown setting: {unknown[0]}")
+    return renamed
+
+
+def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = None) -> Settings:
+    """Merge flags, environment and file. Raises SettingsError with one line that names the setting."""
+    # A subclass carries the file's values, so that nothing is kept between two calls.
+    values = read_config_file(config) if config is not None else {}
+    cls = type("Settings", (Settings,), {"_file_values": values, "__module__": __name__, "__doc__": Settings.__doc__})
+    try:
+        return cls(**(flags or {}))  # type: ignore[no-any-return]
+    except ValidationError as exc:
+        raise SettingsError(_one_line(exc)) from exc
+
+
+def _one_line(exc: ValidationError) -> str:
+    error = exc.errors(include_url=False)[0]
+    message = error["msg"].removeprefix("Value error, ")
+    if not error["loc"]:
+        return message
+    name = str(error["loc"][0])
+    if error["type"] == "extra_forbidden":
+        return f"unknown setting: {name}"
+    value = repr(error["input"])
+    return f"{name} = {value[:80]}: {message[0].lower()}{message[1:]}"
+
+
+def flag_name(field: str) -> str:
+    return "--" + field.replace("_", "-")
+
+
+def is_switch(info: FieldInfo) -> bool:
+    return info.annotation is bool
+
+
+def choices_of(info: FieldInfo) -> tuple[str, ...] | None:
+    return get_args(info.annotation) if get_origin(info.annotation) is Literal else None
+
+
+def default_text(info: FieldInfo) -> str:
+    """The default as a person would write it."""
+    if info.default is None or info.default == ():
+        return "unset"
+    if isinstance(info.default, bool):
+        return "on" if info.default else "off"
+    return str(info.default)
+
+
+def settings_markdown() -> str:
+    """docs/settings.md, whole."""
+    lines = [
+        "# Settings",
+        "",
+        "Each setting is a flag of `truedraft serve`, an environment variable, or a line of the file that `--config`",
+        "names (TOML or YAML). A flag wins over the environment, the environment over the file, the file over the",
+        "default. A switch is turned off by `--no-` and its name. This page is made from the code:",
+        "`python -m server.settings > docs/settings.md`.",
+        "",
+        "| flag | environment | default | meaning |",
+        "|---|---|---|---|",
+    ]
+    for field, info in Settings.model_fields.items():
+        choices = choices_of(info)
+        meaning = (info.description or "") + (f" One of: {', '.join(f'`{c}`' for c in choices)}." if choices else "")
+        lines.append(f"| `{flag_name(field)}` | `{ENV_PREFIX}{field.upper()}` | `{default_text(info)}` | {meaning} |")
+    lines += [
+        "",
+        f"`{ENV_PREFIX}HOME` is the folder for fetched models and built kernels (by default `truedraft` in the user's",
+        "cache folder). It is no setting of the server alone, so it has no flag.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(settings_markdown(), end="")
