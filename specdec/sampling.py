@@ -1,0 +1,165 @@
+"""Keyed sampling: the token of a row is a function of (row, parameters, history, seed, output index) and nothing else.
+
+Temperature 0 takes the greatest logit, the lowest id on an exact tie. Otherwise an exponential race decides:
+``argmin over v of E_v / p_v`` with E_v keyed by (seed, t, v), which has the law of the processed distribution p.
+Drafts are never looked at, so they cannot change a token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec.errors import NoTokenLeft
+from specdec.history import History
+from specdec.logprobs import check_normaliser, logsumexp
+from specdec.noise import exponentials
+from specdec.params import SamplingParams
+from specdec.pipeline import Candidates, Mask, Row, SamplingRules, adjusted_scores, candidates, check_peak
+
+
+class Kernels(Protocol):
+    """Row operations that compiled kernels may offer (model.kernels). Each row's result depends on that row alone.
+
+    A row that has no valid result (NaN, +inf, nothing but -inf) gives -1, or NaN for the normaliser.
+    """
+
+    def argmax_rows(self, logits: Tensor) -> Tensor:
+        """``[R, V]`` float32 -> ``[R]`` int64: the lowest id among the greatest logits."""
+
+    def logsumexp_rows(self, logits: Tensor) -> Tensor:
+        """``[R, V]`` float32 -> ``[R]`` float64."""
+
+    def keyed_sample_rows(self, logits: Tensor, temperatures: Tensor, seeds: Tensor, steps: Tensor) -> Tensor:
+        """``[R, V]`` float32, ``[R]`` float64 (above 0), int64 (64-bit pattern of the seed), int64 -> ``[R]`` int64."""
+
+
+class SamplingState:
+    """What a sequence that is not plain needs beyond its row. Derived from its tokens; may be rebuilt at any time."""
+
+    __slots__ = ("history", "rules")
+
+    def __init__(self, params: SamplingParams, tokens: Seq[int], num_prompt_tokens: int, vocab_size: int) -> None:
+        self.rules = SamplingRules(params, vocab_size)
+        self.history = History(tokens, num_prompt_tokens)
+
+
+def unfiltered(params: SamplingParams) -> bool:
+    """True if the whole distribution takes part in the race."""
+    return params.top_p >= 1.0 and params.top_k <= 0 and params.min_p <= 0.0
+
+
+def sample_row(
+    row: Row, params: SamplingParams, t: int, state: SamplingState | None = None, mask: Mask | None = None
+) -> int:
+    """The token at output index ``t`` given the raw logits ``row`` [V]; ``state`` is None for plain parameters.
+
+    The history in ``state`` ends just before this token. Raises SamplingError.
+    """
+    if state is not None:
+        scores = adjusted_scores(row, state.rules, state.history, mask)
+        if params.greedy:
+            return int(scores.argmax())
+    elif params.greedy:
+        return _argmax(row)
+    else:
+        scores = row.astype(np.float64)
+        _check_row(float(scores.max()))
+    return race(candidates(scores, params), params.seed, t, len(row))
+
+
+def sample_token(row: Row, params: SamplingParams, tokens: Seq[int], num_prompt_tokens: int) -> int:
+    """The token that follows ``tokens``, from first principles: nothing is kept between calls. Raises SamplingError."""
+    state = SamplingState(params, tokens, num_prompt_tokens, len(row))
+    return sample_row(row, params, len(tokens) - num_prompt_tokens, state)
+
+
+def race(runners: Candidates, seed: int, t: int, vocab_size: int) -> int:
+    """The winner of the exponential race; the lowest id on an exact tie."""
+    times = exponentials(seed, t, runners.token_ids, vocab_size)
+    with np.errstate(over="ignore"):  # an unlikely token's time may be infinite: it loses
+        times *= np.exp(-runners.scores)
+    return int(runners.token_ids[times.argmin()])
+
+
+def _argmax(row: Row) -> int:
+    token = int(row.argmax())  # numpy: the first of equals, or the first NaN
+    _check_row(float(row[token]))
+    return token
+
+
+def _check_row(peak: float) -> None:
+    check_peak(peak)
+    if peak == -math.inf:
+        raise NoTokenLeft("no token is left to choose from: all of the model's logits are -inf")
+
+
+@dataclass(frozen=True, slots=True)
+class RowJob:
+    """A plain sequence's rows ``first_row ..< first_row + count``, for output indices from ``t`` on."""
+
+    first_row: int
+    count: int
+    params: SamplingParams
+    t: int
+
+
+class Sampler:
+    """Samples rows, many at once where compiled kernels can. A sequence's path depends on its parameters only.
+
+    ``kernels`` is None to use numpy throughout.
+    """
+
+    def __init__(self, kernels: Kernels | None = None) -> None:
+        self._kernels = kernels
+
+    def batchable(self, params: SamplingParams) -> bool:
+        """True if :meth:`sample_batch` takes this sequence's rows."""
+        return self._kernels is not None and params.plain and (params.greedy or unfiltered(params))
+
+    def sample_batch(self, logits: Tensor, jobs: Seq[RowJob]) -> dict[int, int]:
+        """Token by row for all rows of ``jobs`` (batchable, ascending). ``logits``: ``[R, V]`` float32.
+
+        A row without a valid result gets -1: :func:`sample_row` on it raises the error in words.
+        """
+        tokens: dict[int, int] = {}
+        if self._kernels is None or not jobs:
+            return tokens
+        greedy = [row for job in jobs if job.params.greedy for row in range(job.first_row, job.first_row + job.count)]
+        if greedy:
+            found = self._kernels.argmax_rows(_select(logits, greedy))
+            tokens.update(zip(greedy, found.tolist(), strict=True))
+        drawn = [job for job in jobs if not job.params.greedy]
+        if drawn:
+            rows = [row for job in drawn for row in range(job.first_row, job.first_row + job.count)]
+            counts = np.array([job.count for job in drawn])
+            temperatures = np.repeat(np.array([job.params.temperature for job in drawn], dtype=np.float64), counts)
+            seeds = np.repeat(np.array([job.params.seed for job in drawn], dtype=np.uint64), counts).view(np.int64)
+            steps = np.concatenate([np.arange(job.t, job.t + job.count, dtype=np.int64) for job in drawn])
+            found = self._kernels.keyed_sample_rows(
+                _select(logits, rows), torch.from_numpy(temperatures), torch.from_numpy(seeds), torch.from_numpy(steps)
+            )
+            tokens.update(zip(rows, found.tolist(), strict=True))
+        return tokens
+
+    def normalisers(self, logits: Tensor, first_row: int, count: int) -> list[float]:
+        """logsumexp of ``count`` rows of ``logits`` [R, V]. Raises InvalidLogits if one of them has none."""
+        rows = logits[first_row : first_row + count]
+        if self._kernels is None:
+            return [logsumexp(row) for row in rows.numpy()]
+        values: list[float] = self._kernels.logsumexp_rows(rows).tolist()
+        for value in values:
+            check_normaliser(value)
+        return values
+
+
+def _select(logits: Tensor, rows: list[int]) -> Tensor:
+    if len(rows) == logits.shape[0]:
+        return logits
+    return logits.index_select(0, torch.tensor(rows))
