@@ -57,8 +57,10 @@ def resolve_model(
     cache = ModelCache(home if home is not None else default_home())
     if model is None or model == "default":  # a folder of that name is ./default
         return _default_source(cache, report)
-    path = Path(model).expanduser()
     try:
+        if not model.strip():
+            raise ModelSourceError(f"--model {model!r} names nothing")
+        path = Path(model).expanduser()
         if path.is_dir():
             return _folder_source(path)
         if path.is_file():
@@ -67,7 +69,7 @@ def resolve_model(
             raise ModelSourceError(f"--model {model!r} is neither a folder nor a file")
     except OSError as error:
         raise ModelSourceError(f"--model {model!r} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:  # e.g. a null byte in the path
+    except (ValueError, RuntimeError) as error:  # a null byte in the path, an unknown ~user
         raise ModelSourceError(f"--model {model!r} is not a path: {error}") from error
     match = _HUB_NAME.fullmatch(model)
     if match is None or model.endswith((".gguf", ".safetensors", ".bin")):

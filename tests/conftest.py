@@ -1,0 +1,25 @@
+"""What all tests share: no network by accident, and the default model where a test needs a real one."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before anything imports the hub's client
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# The machine decides how long an example takes, so no deadline; a failure is printed as a line that replays it.
+settings.register_profile("truedraft", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("truedraft")
+
+
+@pytest.fixture(scope="session")
+def default_model_folder() -> Path:
+    """The converted default model; fetched by the code that `make serve` uses if this is the first time."""
+    from model.source import resolve_model
+
+    return resolve_model().path
