@@ -1,0 +1,51 @@
+# The server with torch's CPU build. For a GPU image: docker build --build-arg TORCH_INDEX= .
+ARG PYTHON_VERSION=3.11
+
+FROM python:${PYTHON_VERSION}-bookworm AS build
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+# Empty: the registry's own build of torch, which carries CUDA.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PATH=/opt/truedraft/bin:${PATH}
+WORKDIR /src
+
+# Dependencies first: they change rarely, and a change of the sources then reuses this layer.
+COPY pyproject.toml constraints.txt ./
+RUN python -m venv /opt/truedraft \
+    && pip install --constraint constraints.txt setuptools \
+    && pip install --constraint constraints.txt --no-deps ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} torch \
+    && python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
+        > requirements.txt \
+    && pip install --constraint constraints.txt --requirement requirements.txt
+
+COPY README.md LICENSE ./
+COPY server server
+COPY scheduler scheduler
+COPY specdec specdec
+COPY kvcache kvcache
+COPY model model
+COPY bench bench
+# The kernels are compiled here, for every instruction set they know; the image that runs has no compiler.
+ENV TRUEDRAFT_HOME=/var/lib/truedraft
+RUN pip install --no-deps --no-build-isolation . \
+    && mkdir -p "${TRUEDRAFT_HOME}" \
+    && truedraft build-kernels
+
+FROM python:${PYTHON_VERSION}-slim-bookworm
+RUN groupadd --gid 10001 truedraft \
+    && useradd --uid 10001 --gid 10001 --create-home --shell /usr/sbin/nologin truedraft
+COPY --from=build /opt/truedraft /opt/truedraft
+COPY --from=build --chown=10001:10001 /var/lib/truedraft /var/lib/truedraft
+ENV PATH=/opt/truedraft/bin:${PATH} \
+    PYTHONUNBUFFERED=1 \
+    TRUEDRAFT_HOME=/var/lib/truedraft \
+    TRUEDRAFT_HOST=0.0.0.0 \
+    TRUEDRAFT_PORT=8000
+USER 10001:10001
+WORKDIR /home/truedraft
+# Models and kernels: a named volume keeps the converted default model between containers.
+VOLUME ["/var/lib/truedraft"]
+EXPOSE 8000
+# The first start fetches and converts the default model before it is healthy.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=300s --retries=3 \
+    CMD ["python", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:%s/health' % os.environ['TRUEDRAFT_PORT'], timeout=4)"]
+ENTRYPOINT ["truedraft"]
