@@ -26,7 +26,14 @@ from model.gguf_import import CONVERTER_VERSION, check_gguf, convert_gguf
 from model.model_cache import ModelCache, Report, default_home, file_sha256, heartbeat
 from model.source_error import ModelSourceError
 
-__all__ = ["DEFAULT_MODEL_NAME", "ModelSource", "ModelSourceError", "default_home", "resolve_model"]
+__all__ = [
+    "DEFAULT_MODEL_NAME",
+    "ModelSource",
+    "ModelSourceError",
+    "cached_default_model",
+    "default_home",
+    "resolve_model",
+]
 
 _HUB_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@(?P<revision>[\w./-]+))?")
 # What a causal language model needs; weights in other formats stay where they are.
@@ -75,6 +82,11 @@ def resolve_model(
     if match is None or model.endswith((".gguf", ".safetensors", ".bin")):
         raise ModelSourceError(f"--model {model!r}: no such folder or file, and not a hub name (org/name)")
     return _hub_source(match["repo"], match["revision"], cache, report)
+
+
+def cached_default_model(home: Path | None = None) -> Path | None:
+    """The folder of the default model if it has been fetched and converted already; never touches the network."""
+    return ModelCache(home if home is not None else default_home()).find(_gguf_key(DEFAULT_MODEL_NAME, GGUF_SHA256))
 
 
 def _default_source(cache: ModelCache, report: Report) -> ModelSource:
