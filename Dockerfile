@@ -49,3 +49,4 @@ EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=300s --retries=3 \
     CMD ["python", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:%s/health' % os.environ['TRUEDRAFT_PORT'], timeout=4)"]
 ENTRYPOINT ["truedraft"]
+CMD ["serve"]

@@ -42,7 +42,7 @@ endif
 	@touch $@
 
 serve: $(STAMP)
-	@exec $(BIN)/truedraft $(ARGS)
+	@exec $(BIN)/truedraft serve $(ARGS)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest $(ARGS)
