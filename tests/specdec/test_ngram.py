@@ -22,6 +22,29 @@ def sequence(tokens: list[int], seq_id: int = 0, stop_token_ids: frozenset[int] 
     return Sequence(seq_id, tokens, SamplingParams(seed=0, stop_token_ids=stop_token_ids), BlockTable(16))
 
 
+class CountingList(list[int]):
+    """Counts the elements that are read by index or slice."""
+
+    reads = 0
+
+    def __getitem__(self, key: object) -> object:  # type: ignore[override]
+        self.reads += len(range(*key.indices(len(self)))) if isinstance(key, slice) else 1
+        return super().__getitem__(key)  # type: ignore[index]
+
+
+class CountingSequence(Sequence):
+    def __init__(self, seq: Sequence) -> None:
+        super().__init__(seq.seq_id, seq.tokens, seq.params, seq.table)
+        self.tokens = CountingList(seq.tokens)
+
+    @property
+    def reads(self) -> int:
+        return self.tokens.reads  # type: ignore[attr-defined,no-any-return]
+
+    def forget_reads(self) -> None:
+        self.tokens.reads = 0  # type: ignore[attr-defined]
+
+
 def drafter(max_n: int = 4, min_n: int = 2, max_sequences: int = 1024) -> NgramDrafter:
     return NgramDrafter(vocab_size=VOCAB, max_n=max_n, min_n=min_n, max_sequences=max_sequences)
 
@@ -122,26 +145,47 @@ def test_number_of_indexed_sequences_is_bounded_and_the_forgotten_come_back() ->
         assert ngram.num_sequences <= 2
 
 
+def test_the_sequence_used_longest_ago_is_forgotten_first() -> None:
+    ngram = drafter(max_sequences=2)
+    first, second, third = (CountingSequence(sequence([1, 2, 3, 1, 2], i)) for i in range(3))
+    for seq in (first, second, first, third):
+        propose(ngram, seq)
+    first.forget_reads()
+    propose(ngram, first)
+    still_there = first.reads
+    second.forget_reads()
+    propose(ngram, second)
+    assert still_there < second.reads
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 9])
+def test_rollback_of_tokens_leaves_no_trace(count: int) -> None:
+    ngram = drafter()
+    seq = sequence([1, 2, 3, 4, 1, 2, 7, 8, 1, 2])
+    propose(ngram, seq)
+    del seq.tokens[-count:]
+    assert propose(ngram, seq) == naive(seq.tokens, 4, 4, 2)
+
+
+def test_tokens_rewritten_unseen_leave_no_trace() -> None:
+    ngram = drafter()
+    seq = sequence([1, 2, 3, 1, 2])
+    propose(ngram, seq)
+    seq.tokens[2:] = [4, 5, 1, 2]
+    assert propose(ngram, seq) == [4, 5, 1, 2]
+
+
 def test_index_grows_by_new_tokens_only() -> None:
     """Amortised O(1): once indexed, a prefix is not read again."""
-
-    class Counting(list[int]):
-        read = 0
-
-        def __getitem__(self, key: object) -> object:  # type: ignore[override]
-            self.read += len(range(*key.indices(len(self)))) if isinstance(key, slice) else 1
-            return super().__getitem__(key)  # type: ignore[index]
-
-    seq = sequence([i % 50 for i in range(2000)])
-    seq.tokens = Counting(seq.tokens)
+    seq = CountingSequence(sequence([i % 50 for i in range(2000)]))
     ngram = drafter()
     propose(ngram, seq)
-    seq.tokens.read = 0
+    seq.forget_reads()
     for token in range(10):
         seq.tokens.append(token)
         ngram.update(seq, 1)
         propose(ngram, seq)
-    assert seq.tokens.read < 10 * 100
+    assert seq.reads < 10 * 100
 
 
 @pytest.mark.parametrize(
@@ -178,6 +222,11 @@ class NgramMachine(RuleBasedStateMachine):
         del tokens[max(1, len(tokens) - count) :]
         self.ngram.update(self.sequences[seq_id], 0)
 
+    @rule(seq_id=st.integers(0, 2), tail=st.lists(st.integers(0, 2), min_size=1, max_size=5), more=st.integers(0, 3))
+    def rewrite(self, seq_id: int, tail: list[int], more: int) -> None:
+        tokens = self.sequences[seq_id].tokens
+        tokens[max(1, len(tokens) - len(tail)) :] = tail + [0] * more
+
     @rule(seq_id=st.integers(0, 2), tokens=st.lists(st.integers(0, 2), min_size=1, max_size=20))
     def replace(self, seq_id: int, tokens: list[int]) -> None:
         self.sequences[seq_id] = sequence(tokens, seq_id)
@@ -194,4 +243,4 @@ class NgramMachine(RuleBasedStateMachine):
 
 
 TestNgramMachine = NgramMachine.TestCase
-TestNgramMachine.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestNgramMachine.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
