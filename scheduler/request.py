@@ -21,6 +21,12 @@ class TextDecision:
     stop_reason: str | None = None  # the stop string that ended it
 
 
+class TextFilterFactory(Protocol):
+    """Makes the filter of one choice; ``index`` is the choice's index in the answer."""
+
+    def __call__(self, request: EngineRequest, index: int) -> TextFilter: ...
+
+
 class TextFilter(Protocol):
     """Incremental text and stop strings of one choice: decides what is committed. Supplied by server/."""
 
@@ -62,16 +68,19 @@ class ChoiceEvent:
     text: str = ""
     token_texts: tuple[str, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
-    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # whole prompt, on the choice's first event; without token 0
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # whole prompt but token 0, on the first event
     finish_reason: str | None = None  # "stop", "length", "abort", "error"
     stop_reason: int | str | None = None
     error: str | None = None
-    timing: "ChoiceTiming | None" = None  # with finish_reason
+    timing: ChoiceTiming | None = None  # with finish_reason
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceTiming:
-    """Of one finished choice; times are time.monotonic() seconds."""
+    """Of one finished choice; times are time.monotonic() seconds.
+
+    What never happened (an abort came before, or there is no output token) has the time of the end.
+    """
 
     arrival_time: float
     first_scheduled_time: float
@@ -86,3 +95,4 @@ class ChoiceTiming:
     num_accepted: int = 0
     acceptance_histogram: tuple[int, ...] = ()  # [i]: spec steps that accepted i drafts; k + 1 entries
     per_step_drafted: tuple[int, ...] = field(default=())
+    per_step_accepted: tuple[int, ...] = field(default=())

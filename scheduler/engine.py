@@ -1,0 +1,263 @@
+"""The asyncio engine: schedules in the event loop, runs each step in one model thread, hands out the events."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Protocol, TypeVar
+
+from scheduler.errors import EngineUnhealthy, ShuttingDown
+from scheduler.handle import RequestHandle
+from scheduler.request import ChoiceEvent, EngineRequest
+from scheduler.scheduler import Scheduler
+from scheduler.stats import StepRecord
+from specdec.plan import StepPlan, StepResult
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Step(Protocol):
+    """Both are called in the model thread alone."""
+
+    def run(self, plan: StepPlan) -> StepResult: ...
+
+    def release(self, seq_id: int) -> None:
+        """Forget a sequence that ended or was preempted; unknown ids are fine."""
+
+
+class Engine:
+    """Owns the model thread and the loop task. All methods are for the event loop's thread.
+
+    Arrivals and aborts during a step take effect when it is over. A step that raises fails the requests that were part
+    of it and the loop goes on; after ``max_consecutive_failures`` such steps in a row, or a fault of the scheduler
+    itself, the state is not to be trusted: every request fails and the engine stays unhealthy.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        step: Step,
+        *,
+        on_step: Callable[[StepRecord], None] | None = None,
+        thread_init: Callable[[], None] | None = None,
+        max_consecutive_failures: int = 3,
+        max_buffered_batches: int = 4096,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if max_consecutive_failures < 1 or max_buffered_batches < 1:
+            raise ValueError(
+                f"max_consecutive_failures ({max_consecutive_failures}) and max_buffered_batches "
+                f"({max_buffered_batches}) must be at least 1"
+            )
+        self.scheduler = scheduler
+        self._step = step
+        self._on_step = on_step
+        self._max_failures = max_consecutive_failures
+        self._max_buffered = max_buffered_batches
+        self._clock = clock
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="model", initializer=thread_init)
+        self._task: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._handles: dict[str, RequestHandle] = {}
+        self._closing = False
+        self._stopping = False
+        self._failures = 0
+        self._unhealthy_reason: str | None = None
+        self._progress_time = clock()
+
+    @property
+    def healthy(self) -> bool:
+        return self._unhealthy_reason is None
+
+    @property
+    def unhealthy_reason(self) -> str | None:
+        """One sentence, fit for a health answer; None while healthy."""
+        return self._unhealthy_reason
+
+    @property
+    def accepting(self) -> bool:
+        """``submit`` would not refuse for the engine's own state."""
+        return self.healthy and not self._closing
+
+    @property
+    def seconds_since_progress(self) -> float:
+        """Since the last step ended or work came to an idle engine; 0 while idle. For a watchdog."""
+        return 0.0 if self._idle.is_set() else self._clock() - self._progress_time
+
+    def start(self) -> None:
+        """Start the loop task in the running event loop. Raises RuntimeError if it was started before."""
+        if self._task is not None:
+            raise RuntimeError("the engine was started before")
+        self._task = asyncio.get_running_loop().create_task(self._loop(), name="engine")
+
+    def check_accepting(self) -> None:
+        """Raises EngineUnhealthy or ShuttingDown if the engine takes no requests."""
+        if self._unhealthy_reason is not None:
+            raise EngineUnhealthy(self._unhealthy_reason)
+        if self._closing:
+            raise ShuttingDown("the server is shutting down")
+
+    def submit(self, request: EngineRequest) -> RequestHandle:
+        """Queue ``request``. Raises an AdmissionError (see scheduler.errors) or what ``Scheduler.add`` raises."""
+        self.check_accepting()
+        self.scheduler.add(request)
+        request_id = request.request_id
+        handle = RequestHandle(
+            request_id, (spec.index for spec in request.choices), self._max_buffered, lambda: self.abort(request_id)
+        )
+        self._handles[request_id] = handle
+        self._work_came()
+        return handle
+
+    def abort(self, request_id: str, error: str | None = None) -> None:
+        """End a request, in any state; its blocks are free at the latest when the step that runs is over."""
+        self._hand_out(self.scheduler.abort(request_id, error))
+        self._work_came()
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Run ``function`` in the model thread, between two steps."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+
+    async def shutdown(self, drain: bool = True, timeout: float = 30.0, grace: float = 5.0) -> bool:  # noqa: ASYNC109
+        """Take nothing new; with ``drain`` let the requests finish for at most ``timeout`` seconds; abort the rest.
+
+        A step cannot be interrupted: it gets ``grace`` seconds to end. Returns whether every request ended by
+        itself and the model thread is done. If it is not, the thread still runs: leave the process with os._exit.
+        """
+        self._closing = True
+        if self._task is None:
+            self._thread.shutdown(wait=False)
+            return not self._handles
+        drained = not self._handles
+        if drain and not drained and not self._task.done():
+            waiting = asyncio.ensure_future(self._idle.wait())
+            await asyncio.wait({waiting, self._task}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+            drained = not self._handles
+        self._hand_out(self.scheduler.abort_all())
+        self._stopping = True
+        self._wake.set()
+        done, _ = await asyncio.wait({self._task}, timeout=grace)
+        if not done:
+            self._task.cancel()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        return drained and bool(done)
+
+    def _work_came(self) -> None:
+        if self._idle.is_set() and self.healthy:
+            self._progress_time = self._clock()
+            self._idle.clear()
+        self._wake.set()
+
+    async def _loop(self) -> None:
+        try:
+            while True:
+                if self.scheduler.has_work:
+                    await self._run_step()
+                elif released := self.scheduler.take_released():
+                    await self.call(partial(self._release, released))
+                else:
+                    if self.scheduler.has_unreported:
+                        self._report(self.scheduler.take_record(None))
+                    if self._stopping or not self.healthy:
+                        break
+                    self._wake.clear()
+                    self._idle.set()
+                    await self._wake.wait()
+        except Exception as error:
+            logger.exception("the engine loop failed")
+            self._die(f"the engine failed ({type(error).__name__})")
+        finally:
+            self._idle.set()
+
+    async def _run_step(self) -> None:
+        began = self._clock()
+        plan = self.scheduler.schedule()
+        if plan is None:
+            return
+        released = self.scheduler.take_released()
+        started = self._clock()
+        message: str | None = None
+        result: StepResult | None = None
+        try:
+            result = await self.call(partial(self._run, plan, released))
+        except Exception as error:
+            logger.exception("a step with %d sequences raised", len(plan.items))
+            message = f"the model step failed ({type(error).__name__})"
+        ended = self._clock()
+        if result is not None:
+            events = self.scheduler.apply(plan, result)
+            self._failures = 0
+        else:
+            events = self.scheduler.fail(plan, message or "")
+            self._failures += 1
+        self._hand_out(events)
+        self._progress_time = self._clock()
+        overhead = (started - began) + (self._progress_time - ended)
+        stats = None if result is None else result.stats
+        self._report(
+            self.scheduler.take_record(stats, step_seconds=ended - started, overhead_seconds=overhead, error=message)
+        )
+        if self._failures >= self._max_failures:
+            self._die(f"{self._failures} steps in a row failed, the last one: {message}")
+
+    def _run(self, plan: StepPlan, released: Sequence[int]) -> StepResult:
+        """In the model thread."""
+        self._release(released)
+        return self._step.run(plan)
+
+    def _release(self, seq_ids: Sequence[int]) -> None:
+        """In the model thread."""
+        for seq_id in seq_ids:
+            self._step.release(seq_id)
+
+    def _hand_out(self, events: Sequence[ChoiceEvent]) -> None:
+        """One batch for each request, in the order of the events."""
+        batches: dict[str, list[ChoiceEvent]] = {}
+        for event in events:
+            batches.setdefault(event.request_id, []).append(event)
+        for request_id, batch in batches.items():
+            handle = self._handles.get(request_id)
+            if handle is None:
+                continue
+            handle.put(tuple(batch))
+            if handle.finished:
+                del self._handles[request_id]
+            elif handle.overfull:
+                self.abort(request_id, f"the reader fell behind by more than {self._max_buffered} steps")
+
+    def _report(self, record: StepRecord) -> None:
+        if self._on_step is None:
+            return
+        try:
+            self._on_step(record)
+        except Exception:  # metrics must not stop the service
+            logger.exception("on_step failed")
+
+    def _die(self, reason: str) -> None:
+        """Fail everything and take nothing new: the state cannot be trusted."""
+        if self._unhealthy_reason is not None:
+            return
+        self._unhealthy_reason = reason
+        logger.error("the engine is unhealthy: %s", reason)
+        try:
+            events = self.scheduler.abort_all(reason)
+        except Exception:
+            logger.exception("requests could not be ended in order")
+            events = []
+        self._hand_out(events)
+        for request_id, handle in list(self._handles.items()):
+            handle.put(
+                tuple(
+                    ChoiceEvent(request_id, index, finish_reason="error", error=reason) for index in handle.open_indices
+                )
+            )
+            del self._handles[request_id]

@@ -1,0 +1,393 @@
+"""Who runs in the next step, and what becomes of its result. Synchronous: no thread, no clock but the given one.
+
+A step is three calls::
+
+    plan = scheduler.schedule()      # decide: pick rows within the budget, reserve their blocks
+    result = step.run(plan)          # elsewhere, maybe in another thread
+    events = scheduler.apply(plan, result)
+
+Between ``schedule`` and ``apply`` (or ``fail``) the planned sequences and the KV manager belong to the step; ``add``
+and ``abort`` may be called all the same, and touch neither.
+
+Order. Everything goes by rank: priority (lower first), then arrival. Each step serves the running choices that
+decode, then the running ones that still compute known tokens, then admits from the waiting queue, whose head nobody
+overtakes. When blocks run out, a choice first does without its drafts and then the running choice of the worst rank is
+preempted: its blocks go back and it computes its tokens, outputs too, again later. Thus the running choice of the
+best rank moves on in every step, and as any single choice fits into the pool (``add`` sees to that), all end.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count, islice
+
+from kvcache.manager import KVCacheManager
+from scheduler.budget import draft_allowance, share_drafts
+from scheduler.choice import Choice, ChoiceState, RequestGroup
+from scheduler.config import SchedulerConfig
+from scheduler.errors import QueueFull, RequestTooLarge
+from scheduler.preemption import ForcedPreemption, PreemptEveryStep, PreemptNever
+from scheduler.request import ChoiceEvent, EngineRequest, TextDecision, TextFilterFactory
+from scheduler.roster import Roster
+from scheduler.stats import SequenceStep, StepRecord, StepTally
+from specdec.plan import PlanItem, SequenceOutput, StepPlan, StepResult, StepStats
+from specdec.sequence import Sequence
+
+logger = logging.getLogger(__name__)
+
+
+class Scheduler:
+    """Owns the sequences and their tables. Only one thread may call it."""
+
+    def __init__(
+        self,
+        manager: KVCacheManager,
+        config: SchedulerConfig,
+        text_filters: TextFilterFactory,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        forced_preemption: ForcedPreemption | None = None,
+    ) -> None:
+        self.config = config
+        self._manager = manager
+        self._text_filters = text_filters
+        self._clock = clock
+        default: ForcedPreemption = PreemptEveryStep() if config.preempt_every_step else PreemptNever()
+        self._forced = default if forced_preemption is None else forced_preemption
+        self._roster = Roster(manager, config.max_num_seqs)
+        self._seq_ids = count()
+        self._arrivals = count()
+
+    @property
+    def has_work(self) -> bool:
+        """An unfinished choice, or a step that was not applied yet."""
+        return bool(self._roster.choices) or self._roster.in_flight is not None
+
+    @property
+    def num_running(self) -> int:
+        """Choices with a seat."""
+        return len(self._roster.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Choices without a seat, preempted ones among them."""
+        return len(self._roster.choices) - len(self._roster.running)
+
+    @property
+    def num_waiting_requests(self) -> int:
+        """Requests of which no choice has run: what ``max_waiting_requests`` bounds."""
+        return self._roster.num_unstarted
+
+    @property
+    def has_unreported(self) -> bool:
+        """A choice finished since the last record."""
+        return bool(self._roster.tally.finished)
+
+    def check_room(self, num_requests: int = 1, num_prompt_tokens: int = 0) -> None:
+        """Raises QueueFull unless so many more requests may wait. Changes nothing."""
+        config, waiting, tokens = self.config, self._roster.num_unstarted, self._roster.unstarted_tokens
+        if waiting + num_requests > config.max_waiting_requests:
+            raise QueueFull(f"{waiting} requests are waiting, the limit is {config.max_waiting_requests}", "queue_full")
+        # An empty queue takes any prompt: else a long one could never come in.
+        bound = config.max_waiting_tokens
+        if bound is not None and waiting and tokens + num_prompt_tokens > bound:
+            raise QueueFull(
+                f"{tokens} prompt tokens are waiting, {num_prompt_tokens} more exceed the limit of {bound}",
+                "queue_tokens",
+            )
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue all choices of ``request``.
+
+        Raises ValueError for a malformed request or an id that is in use, RequestTooLarge if a choice could never run,
+        QueueFull if too many wait. After an exception nothing has changed.
+        """
+        if request.request_id in self._roster.groups:
+            raise ValueError(f"request id {request.request_id!r} is in use")
+        indices = [spec.index for spec in request.choices]
+        if not indices or len(set(indices)) != len(indices):
+            raise ValueError(f"a request needs choices with different indices, got {indices}")
+        self._check_size(len(request.prompt_token_ids), max(spec.params.max_tokens for spec in request.choices))
+        self.check_room(1, len(request.prompt_token_ids))
+
+        group = RequestGroup(request, next(self._arrivals))
+        group.ready = not request.read_prefix_cache  # nothing to share, nothing to wait for
+        salt = request.cache_salt.encode()
+        for spec in request.choices:
+            k = spec.params.num_speculative_tokens
+            max_drafts = self.config.num_speculative_tokens if k is None else min(k, self.config.num_speculative_tokens)
+            sequence = Sequence(
+                next(self._seq_ids), list(request.prompt_token_ids), spec.params, self._manager.new_table(salt)
+            )
+            text_filter = self._text_filters(request, spec.index)
+            group.choices.append(Choice(group, spec.index, sequence, text_filter, max_drafts))
+        self._roster.add(group)
+
+    def abort(self, request_id: str, error: str | None = None) -> list[ChoiceEvent]:
+        """End all open choices of a request, with finish reason "abort", or "error" and that message.
+
+        Its blocks are free when this returns, or when the step that runs now is applied. An unknown id does nothing.
+        """
+        now = self._clock()
+        reason = "abort" if error is None else "error"
+        events = [self._end(choice, reason, now, error) for choice in self._roster.open_choices(request_id)]
+        return sorted(events, key=lambda event: event.index)
+
+    def abort_all(self, error: str | None = None) -> list[ChoiceEvent]:
+        """``abort`` every request."""
+        return [event for request_id in list(self._roster.groups) for event in self.abort(request_id, error)]
+
+    def schedule(self) -> StepPlan | None:
+        """Decide the next step; None if there is nothing to do.
+
+        The planned sequences' tables cover what the step may write. Raises RuntimeError if the step before was not
+        applied, or if choices wait and none can run (a fault: it must not happen).
+        """
+        roster = self._roster
+        if roster.in_flight is not None:
+            raise RuntimeError("the step before was not applied")
+        for choice in self._forced.select(list(roster.running)):
+            roster.preempt(choice)
+        decoding = [choice for choice in roster.running if choice.sequence.decoding]
+        prefilling = [choice for choice in roster.running if not choice.sequence.decoding]
+        rows_left = self.config.max_num_batched_tokens - len(decoding)
+        drafts_left = draft_allowance(rows_left, self._pending_prefill(prefilling))
+        grants = share_drafts([self._wanted_drafts(choice) for choice in decoding], drafts_left)
+        num_running = len(roster.running)
+
+        items: list[PlanItem] = []
+        for choice, grant in zip(decoding, grants, strict=True):
+            # One that has lost its seat was preempted for a better one, in this loop.
+            if choice.state is ChoiceState.RUNNING and (drafts := self._reserve_decode(choice, grant)) is not None:
+                items.append(PlanItem(choice.sequence, 1, drafts))
+                rows_left -= drafts
+                drafts_left -= drafts
+        num_decoding = len(items)
+        catching_up = [choice for choice in prefilling if choice.state is ChoiceState.RUNNING]
+        # After a preemption those who run need the blocks: nobody comes in.
+        may_admit = len(roster.running) == num_running
+        now = self._clock()
+        while rows_left > 0:
+            next_choice = catching_up.pop(0) if catching_up else roster.admit(now) if may_admit else None
+            if next_choice is None:
+                break
+            item = self._plan_prefill(next_choice, rows_left, drafts_left)
+            items.append(item)
+            rows_left -= item.num_tokens + item.max_drafts
+            drafts_left -= item.max_drafts
+
+        if not items:
+            if roster.choices:
+                raise RuntimeError(f"{len(roster.choices)} choices wait and none can run")
+            return None
+        roster.tally.num_decode_tokens += num_decoding
+        roster.tally.num_prefill_tokens += sum(item.num_tokens for item in items[num_decoding:])
+        roster.in_flight = StepPlan(tuple(items))
+        return roster.in_flight
+
+    def take_released(self) -> list[int]:
+        """Ids of sequences that ended or were preempted since the last call.
+
+        The step must forget what it keeps of them, in the model thread, before it runs the plan made last.
+        """
+        released, self._roster.released = self._roster.released, []
+        return released
+
+    def apply(self, plan: StepPlan, result: StepResult) -> list[ChoiceEvent]:
+        """Commit what the step did; returns the events in the order of the plan.
+
+        A choice that was aborted meanwhile has no event. A choice whose output holds an error, or whose text filter
+        fails, ends alone. Raises ValueError if the result does not belong to the plan: then nothing can be trusted.
+        """
+        self._roster.end_step(plan)
+        if [output.seq_id for output in result.outputs] != [item.sequence.seq_id for item in plan.items]:
+            raise ValueError("the step's outputs are not those of the plan")
+        now = self._clock()
+        events = []
+        for item, output in zip(plan.items, result.outputs, strict=True):
+            choice = self._roster.choices.get(output.seq_id)
+            if choice is not None and (event := self._apply_output(choice, item, output, now)) is not None:
+                events.append(event)
+        return events
+
+    def fail(self, plan: StepPlan, error: str) -> list[ChoiceEvent]:
+        """The step raised: end every request that was part of it with ``error``."""
+        self._roster.end_step(plan)
+        choices = [self._roster.choices.get(item.sequence.seq_id) for item in plan.items]
+        request_ids = dict.fromkeys(choice.group.request.request_id for choice in choices if choice is not None)
+        return [event for request_id in request_ids for event in self.abort(request_id, error)]
+
+    def take_record(
+        self,
+        step: StepStats | None,
+        *,
+        step_seconds: float = 0.0,
+        overhead_seconds: float = 0.0,
+        error: str | None = None,
+    ) -> StepRecord:
+        """The numbers since the last record. Call it after ``apply`` or ``fail``, never during a step."""
+        tally, self._roster.tally = self._roster.tally, StepTally()
+        running = self._roster.running
+        return StepRecord(
+            step=step,
+            step_seconds=step_seconds,
+            overhead_seconds=overhead_seconds,
+            num_prefill_tokens=tally.num_prefill_tokens,
+            num_decode_tokens=tally.num_decode_tokens,
+            num_running=self.num_running,
+            num_waiting=self.num_waiting,
+            num_preemptions=tally.num_preemptions,
+            kv=self._manager.stats((choice.sequence.table, choice.sequence.num_computed) for choice in running),
+            prefix_queries=tally.prefix_queries,
+            prefix_hits=tally.prefix_hits,
+            num_prompt_tokens=tally.num_prompt_tokens,
+            num_generation_tokens=tally.num_generation_tokens,
+            sequences=tuple(tally.sequences),
+            first_token_seconds=tuple(tally.first_token_seconds),
+            inter_token_seconds=tuple(tally.inter_token_seconds),
+            finished=tuple(tally.finished),
+            error=error,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless seats, queue, groups and blocks agree. Not while a step runs elsewhere."""
+        self._roster.check_integrity()
+
+    def _check_size(self, num_prompt: int, max_tokens: int) -> None:
+        total, manager = num_prompt + max_tokens, self._manager
+        if total > self.config.max_model_len:
+            raise RequestTooLarge(
+                f"{num_prompt} prompt tokens and max_tokens {max_tokens} exceed "
+                f"the context of {self.config.max_model_len} tokens",
+                "context_length",
+            )
+        # The last output token needs no slot: nothing follows it.
+        if not manager.fits(max(num_prompt, total - 1)):
+            raise RequestTooLarge(
+                f"{num_prompt} prompt tokens and max_tokens {max_tokens} can never fit the KV cache "
+                f"of {manager.num_blocks} blocks of {manager.block_size} tokens",
+                "kv_capacity",
+            )
+
+    def _pending_prefill(self, prefilling: list[Choice]) -> int:
+        """Known tokens that could be computed in this step; prefix hits are not foreseen."""
+        pending = sum(choice.sequence.num_uncomputed for choice in prefilling)
+        roster = self._roster
+        if roster.num_seats > 0 and not roster.blocked:
+            pending += sum(len(choice.sequence.tokens) for choice in islice(roster.waiting, roster.num_seats))
+        return pending
+
+    def _wanted_drafts(self, choice: Choice) -> int:
+        """k, but no more than can still be emitted beside the bonus token."""
+        sequence = choice.sequence
+        tokens_left = sequence.params.max_tokens - sequence.num_output_tokens
+        context_left = self.config.max_model_len - len(sequence.tokens)
+        return max(0, min(choice.max_drafts, tokens_left - 1, context_left - 1))
+
+    def _reserve_decode(self, choice: Choice, drafts: int) -> int | None:
+        """Cover the last token and ``drafts`` lookahead slots: returns the drafts that it got room for.
+
+        Preempts from the worst rank on if not even the one token has room; None if that came to ``choice`` itself.
+        """
+        sequence = choice.sequence
+        needed = sequence.num_computed + 1
+        if drafts and self._manager.reserve(sequence.table, needed + drafts):
+            return drafts
+        while not self._manager.reserve(sequence.table, needed):
+            # Those planned before have a better rank, so they are never the victim.
+            victim = self._roster.running[-1]
+            self._roster.preempt(victim)
+            if victim is choice:
+                return None
+        return min(drafts, sequence.table.num_slots - needed)
+
+    def _plan_prefill(self, choice: Choice, rows_left: int, drafts_left: int) -> PlanItem:
+        """A chunk of known tokens; their blocks were reserved at admission.
+
+        A resumed sequence may speculate in the step that catches up, so a preemption costs it no drafts.
+        """
+        sequence = choice.sequence
+        num_tokens = min(rows_left, sequence.num_uncomputed)
+        drafts = 0
+        if num_tokens == sequence.num_uncomputed and sequence.num_output_tokens:
+            drafts = min(self._wanted_drafts(choice), drafts_left, rows_left - num_tokens)
+            if drafts and not self._manager.reserve(sequence.table, len(sequence.tokens) + drafts):
+                drafts = 0
+        return PlanItem(sequence, num_tokens, drafts)
+
+    def _apply_output(self, choice: Choice, item: PlanItem, output: SequenceOutput, now: float) -> ChoiceEvent | None:
+        if output.error is not None:
+            return self._end(choice, "error", now, output.error)
+        group, sequence = choice.group, choice.sequence
+        if sequence.num_computed >= sequence.num_prompt_tokens:
+            self._note_prompt(group)
+        try:
+            choice.add_prompt_logprobs(output)
+            if not output.token_ids and output.finish_reason is None:
+                return None
+            decision = self._offer(choice, output)
+            prompt_logprobs = choice.take_prompt_logprobs()
+        except Exception as error:  # a filter is another room's code: this choice pays, nobody else
+            logger.exception("choice %d of request %s failed", choice.index, group.request.request_id)
+            return self._end(choice, "error", now, f"the text of the choice failed ({type(error).__name__})")
+        kept = decision.num_kept
+        self._count(choice, item, output, kept, now)
+        event = ChoiceEvent(
+            request_id=group.request.request_id,
+            index=choice.index,
+            token_ids=output.token_ids[:kept],
+            text=decision.text,
+            token_texts=decision.token_texts,
+            logprobs=None if output.logprobs is None else output.logprobs[:kept],
+            prompt_logprobs=prompt_logprobs,
+            finish_reason="stop" if decision.stopped else output.finish_reason,
+            stop_reason=decision.stop_reason if decision.stopped else output.stop_token_id,
+        )
+        if event.finish_reason is None:
+            return event
+        self._roster.finish(choice, event.finish_reason, now)
+        return replace(event, timing=choice.timing(now))
+
+    def _note_prompt(self, group: RequestGroup) -> None:
+        """Some choice of the group has computed the prompt: its blocks are committed and can be shared."""
+        if not group.prompt_counted:
+            group.prompt_counted = True
+            self._roster.tally.num_prompt_tokens += len(group.request.prompt_token_ids)
+        if not group.ready:
+            group.ready = True
+            self._roster.send_on(group)
+
+    def _offer(self, choice: Choice, output: SequenceOutput) -> TextDecision:
+        """Let the text filter decide; what it does not keep leaves the sequence."""
+        offered = len(output.token_ids)
+        decision = choice.text_filter.push(output.token_ids, output.finish_reason is not None)
+        kept = decision.num_kept
+        if not 0 <= kept <= offered or (kept < offered and not decision.stopped):
+            raise ValueError(f"the text filter kept {kept} of {offered} tokens, stopped={decision.stopped}")
+        if kept < offered:
+            # The tokens are verified, so their committed blocks are right: only the sequence ends here.
+            del choice.sequence.tokens[len(choice.sequence.tokens) - (offered - kept) :]
+        return decision
+
+    def _count(self, choice: Choice, item: PlanItem, output: SequenceOutput, kept: int, now: float) -> None:
+        tally, accepted = self._roster.tally, min(output.num_accepted, kept)
+        if output.num_drafted:
+            choice.count_drafts(output.num_drafted, accepted)
+        if kept:
+            gap = choice.count_tokens(kept, now)
+            if gap is None:
+                tally.first_token_seconds.append(now - choice.group.request.arrival_time)
+            else:
+                tally.inter_token_seconds.append(gap)
+        tally.num_generation_tokens += kept
+        tally.sequences.append(SequenceStep(kept, item.max_drafts, output.num_drafted, accepted))
+
+    def _end(self, choice: Choice, reason: str, now: float, error: str | None) -> ChoiceEvent:
+        """End a choice that has no more tokens to give."""
+        self._roster.finish(choice, reason, now)
+        return ChoiceEvent(
+            choice.group.request.request_id, choice.index, finish_reason=reason, error=error, timing=choice.timing(now)
+        )

@@ -1,0 +1,243 @@
+"""The scheduler against the toy model, with the real KV manager, under anything that may happen."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from scheduler.config import SchedulerConfig
+from scheduler.errors import QueueFull, RequestTooLarge
+from specdec.plan import StepPlan
+from tests.scheduler.builders import STOP_ID, Bench, build_request
+
+MAX_MODEL_LEN = 40
+PROMPTS = st.builds(
+    lambda family, length, tail: (list(range(10 * family, 10 * family + length)) + tail)[:24],
+    family=st.integers(0, 1),
+    length=st.integers(0, 10),
+    tail=st.lists(st.integers(0, 39), min_size=1, max_size=14),
+)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(
+        num_blocks=st.integers(6, 24),
+        block_size=st.sampled_from([1, 2, 4, 8]),
+        max_num_seqs=st.integers(1, 5),
+        extra_budget=st.integers(0, 30),
+        k=st.integers(0, 9),
+        accept=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
+        prefix_cache=st.booleans(),
+        preempt_every_step=st.booleans(),
+        seed=st.integers(0, 1000),
+    )
+    def start(
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        extra_budget: int,
+        k: int,
+        accept: float,
+        prefix_cache: bool,
+        preempt_every_step: bool,
+        seed: int,
+    ) -> None:
+        config = SchedulerConfig(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_seqs + extra_budget,
+            max_model_len=MAX_MODEL_LEN,
+            num_speculative_tokens=k,
+            max_waiting_requests=6,
+            preempt_every_step=preempt_every_step,
+        )
+        self.bench = Bench(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            prefix_cache=prefix_cache,
+            accept=accept,
+            seed=seed,
+            config=config,
+        )
+        self.plan: StepPlan | None = None
+        self.next_id = 0
+        self.ended_early: set[str] = set()  # aborted or failed
+
+    @rule(
+        prompt=PROMPTS,
+        n=st.sampled_from([1, 1, 1, 2, 4]),
+        max_tokens=st.integers(0, 16),
+        priority=st.sampled_from([0, 0, 0, 1, -1]),
+        stop=st.sampled_from([(), (), ("ab", "q"), ("e",)]),
+        salt=st.sampled_from(["", "other"]),
+        read_prefix_cache=st.booleans(),
+        stops=st.booleans(),
+        own_k=st.sampled_from([None, None, 0, 2]),
+        prompt_logprobs=st.sampled_from([None, None, 0]),
+    )
+    def add(
+        self,
+        prompt: list[int],
+        n: int,
+        max_tokens: int,
+        priority: int,
+        stop: tuple[str, ...],
+        salt: str,
+        read_prefix_cache: bool,
+        stops: bool,
+        own_k: int | None,
+        prompt_logprobs: int | None,
+    ) -> None:
+        request = build_request(
+            f"r{self.next_id}",
+            prompt,
+            n=n,
+            max_tokens=max_tokens,
+            priority=priority,
+            stop=stop,
+            salt=salt,
+            read_prefix_cache=read_prefix_cache,
+            stop_token_ids=frozenset({STOP_ID}) if stops else frozenset(),
+            num_speculative_tokens=own_k,
+            logprobs=0,
+            prompt_logprobs=prompt_logprobs,
+            seed=self.next_id,
+        )
+        self.next_id += 1
+        bench = self.bench
+        fits = bench.manager.fits(max(len(prompt), len(prompt) + max_tokens - 1))
+        waiting = bench.scheduler.num_waiting_requests
+        try:
+            bench.add(request)
+        except RequestTooLarge as error:
+            assert error.reason == "kv_capacity"
+            assert not fits
+        except QueueFull as error:
+            assert error.reason == "queue_full"
+            assert waiting == bench.config.max_waiting_requests
+        else:
+            assert fits
+            assert waiting < bench.config.max_waiting_requests
+
+    @precondition(lambda self: self.plan is None)
+    @rule()
+    def schedule(self) -> None:
+        had_work = self.bench.scheduler.has_work
+        self.plan = self.bench.schedule()
+        assert (self.plan is not None) == had_work
+
+    @precondition(lambda self: self.plan is not None)
+    @rule()
+    def apply(self) -> None:
+        assert self.plan is not None
+        self.bench.run_and_apply(self.plan)
+        self.plan = None
+        self.check_between_steps()
+
+    @precondition(lambda self: self.plan is None)
+    @rule(count=st.integers(1, 5))
+    def several_steps(self, count: int) -> None:
+        for _ in range(count):
+            self.bench.run_step()
+            self.check_between_steps()
+
+    @precondition(lambda self: self.plan is not None)
+    @rule()
+    def step_raises(self) -> None:
+        assert self.plan is not None
+        events = self.bench.scheduler.fail(self.plan, "planted")
+        self.bench.take(events)
+        self.ended_early.update(event.request_id for event in events)
+        self.plan = None
+
+    @precondition(lambda self: self.plan is not None)
+    @rule(data=st.data())
+    def one_sequence_fails(self, data: st.DataObject) -> None:
+        assert self.plan is not None
+        item = data.draw(st.sampled_from(self.plan.items))
+        self.bench.step.fail_seq_ids.add(item.sequence.seq_id)
+
+    @precondition(lambda self: self.open_requests())
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(self.open_requests()))
+        self.bench.abort(request_id)
+        self.ended_early.add(request_id)
+        for spec in self.bench.requests[request_id].choices:
+            self.bench.finish(request_id, spec.index)
+
+    @invariant()
+    def integrity(self) -> None:
+        self.bench.scheduler.check_integrity()
+
+    @invariant()
+    def counters_are_not_negative(self) -> None:
+        scheduler = self.bench.scheduler
+        assert scheduler.num_running >= 0
+        assert scheduler.num_waiting >= 0
+        assert scheduler.num_waiting_requests >= 0
+
+    def teardown(self) -> None:
+        """Once arrivals stop everything ends, within a bounded number of steps, as it would have ended alone."""
+        if not hasattr(self, "bench"):
+            return
+        bench = self.bench
+        if self.plan is not None:
+            bench.run_and_apply(self.plan)
+        sizes = [
+            len(request.prompt_token_ids) + spec.params.max_tokens + 1
+            for request in bench.requests.values()
+            for spec in request.choices
+        ]
+        # With forced preemption a token may cost as many steps as the sequence has tokens; else one step is enough to
+        # bring the first in rank on by a row.
+        bench.drain(max_steps=1 + sum(sizes) * (MAX_MODEL_LEN if bench.config.preempt_every_step else 2))
+        bench.check_all_free()
+        for seq_id in bench.scheduler.take_released():
+            bench.step.release(seq_id)
+        assert not bench.step.known, "the step was not told of every end"
+        for request_id, request in bench.requests.items():
+            reasons = [bench.finish(request_id, spec.index).finish_reason for spec in request.choices]
+            if request_id not in self.ended_early and "error" not in reasons:
+                bench.check_output(request_id)
+                self.check_logprobs(request_id)
+
+    def check_logprobs(self, request_id: str) -> None:
+        request = self.bench.requests[request_id]
+        for spec in request.choices:
+            events = self.bench.got[request_id, spec.index]
+            for event in events:
+                assert [entry.token_id for entry in event.logprobs or ()] == list(event.token_ids)
+            prompt = [entry.token_id for entry in events[0].prompt_logprobs or ()]
+            assert prompt == ([] if spec.params.prompt_logprobs is None else list(request.prompt_token_ids[1:]))
+            assert all(event.prompt_logprobs is None for event in events[1:])
+
+    def open_requests(self) -> list[str]:
+        bench = self.bench
+        return [
+            request_id
+            for request_id, request in bench.requests.items()
+            if any(
+                not bench.got[request_id, spec.index] or bench.got[request_id, spec.index][-1].finish_reason is None
+                for spec in request.choices
+            )
+        ]
+
+    def check_between_steps(self) -> None:
+        record = self.bench.scheduler.take_record(None)
+        assert record.num_running + record.num_waiting == (
+            self.bench.scheduler.num_running + self.bench.scheduler.num_waiting
+        )
+        assert min(record.num_prefill_tokens, record.num_decode_tokens, record.num_preemptions) >= 0
+        assert 0 <= record.prefix_hits <= record.prefix_queries
+        assert record.num_generation_tokens == sum(sequence.num_emitted for sequence in record.sequences)
+        ratio = record.kv.fragmentation_ratio
+        assert ratio is not None
+        assert 0.0 <= ratio <= 1.0
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(
+    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
