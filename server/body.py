@@ -6,11 +6,14 @@ import asyncio
 import json
 import math
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
 from server.errors import APIError, bad_request
+
+T = TypeVar("T")
 
 MAX_DEPTH = 64
 # Bodies above this are parsed in a thread, so that one client cannot hold up the event loop.
@@ -22,8 +25,13 @@ _BRACKET = re.compile(rb"[\[\]{}]")
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-async def read_json_object(request: Request, *, max_bytes: int, deadline: float) -> dict[str, Any]:
-    """The body as a JSON object. Raises APIError: 400, 408 (slow), 413 (too large) or 415 (not JSON)."""
+async def read_json_object(
+    request: Request, *, max_bytes: int, deadline: float, parse: Callable[[dict[str, Any]], T]
+) -> T:
+    """``parse`` of the body, which must be a JSON object and arrive within ``deadline`` seconds.
+
+    Raises what ``parse`` raises, and APIError: 400, 408 (slow), 413 (too large) or 415 (not JSON).
+    """
     _check_media_type(request)
     try:
         async with asyncio.timeout(deadline):
@@ -33,8 +41,8 @@ async def read_json_object(request: Request, *, max_bytes: int, deadline: float)
     except ClientDisconnect:
         raise bad_request("the request body is incomplete", None) from None
     if len(body) > THREAD_ABOVE_BYTES:
-        return await asyncio.to_thread(parse_json_object, body)
-    return parse_json_object(body)
+        return await asyncio.to_thread(lambda: parse(parse_json_object(body)))
+    return parse(parse_json_object(body))
 
 
 def _check_media_type(request: Request) -> None:

@@ -11,31 +11,39 @@ from specdec.plan import TokenLogprobs
 MINUS_INFINITY = -9999.0  # JSON has no -inf
 
 
-class TokenNames(Protocol):
-    def token_text(self, token_id: int) -> str:
-        """One token for people: its text, or ``bytes:\\x..`` if it is no whole character."""
+class TokenBytes(Protocol):
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+
+def token_text(tokenizer: TokenBytes, token_id: int) -> str:
+    """One token for people: its text, or ``bytes:\\x..`` as OpenAI writes what is no whole character."""
+    piece = tokenizer.token_bytes(token_id)
+    try:
+        return piece.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
 
 def finite(logprob: float) -> float:
     return MINUS_INFINITY if logprob == -math.inf else logprob
 
 
-def _top(entry: TokenLogprobs, names: TokenNames, count: int) -> dict[str, float]:
+def _top(entry: TokenLogprobs, tokenizer: TokenBytes, count: int) -> dict[str, float]:
     """The ``count`` best and the token itself; of tokens that read alike the likelier stays."""
     top: dict[str, float] = {}
     for token_id, logprob in entry.top[:count]:
-        top.setdefault(names.token_text(token_id), finite(logprob))
-    top.setdefault(names.token_text(entry.token_id), finite(entry.logprob))
+        top.setdefault(token_text(tokenizer, token_id), finite(logprob))
+    top.setdefault(token_text(tokenizer, entry.token_id), finite(entry.logprob))
     return top
 
 
 class LogprobsBuilder:
     """Builds one choice's ``logprobs`` objects; ``text_offset`` continues from chunk to chunk."""
 
-    __slots__ = ("_count", "_names", "_offset")
+    __slots__ = ("_count", "_offset", "_tokenizer")
 
-    def __init__(self, names: TokenNames, count: int) -> None:
-        self._names = names
+    def __init__(self, tokenizer: TokenBytes, count: int) -> None:
+        self._tokenizer = tokenizer
         self._count = count
         self._offset = 0
 
@@ -55,15 +63,15 @@ class LogprobsBuilder:
             offsets.append(self._offset)
             self._offset += len(text)
         return {
-            "tokens": [self._names.token_text(token_id) for token_id in token_ids],
+            "tokens": [token_text(self._tokenizer, token_id) for token_id in token_ids],
             "token_logprobs": [None if entry is None else finite(entry.logprob) for entry in entries],
-            "top_logprobs": [None if entry is None else _top(entry, self._names, self._count) for entry in entries],
+            "top_logprobs": [None if entry is None else _top(entry, self._tokenizer, self._count) for entry in entries],
             "text_offset": offsets,
         }
 
 
 def prompt_logprobs(
-    entries: Sequence[TokenLogprobs], count: int, names: TokenNames
+    entries: Sequence[TokenLogprobs], count: int, tokenizer: TokenBytes
 ) -> list[dict[str, dict[str, Any]] | None]:
     """vLLM's ``prompt_logprobs``: null for the first token, then id -> {logprob, rank, decoded_token}."""
     result: list[dict[str, dict[str, Any]] | None] = [None]
@@ -76,7 +84,7 @@ def prompt_logprobs(
                 str(token_id): {
                     "logprob": finite(logprob),
                     "rank": rank,
-                    "decoded_token": names.token_text(token_id),
+                    "decoded_token": token_text(tokenizer, token_id),
                 }
                 for token_id, logprob, rank in ranked
             }

@@ -42,15 +42,15 @@ class Metrics:
 
     def __init__(
         self,
-        registry: CollectorRegistry,
         *,
         model_name: str,
         max_speculative_tokens: int,
         engine: str = "0",
         exactness_level: int | None = None,
         cache_config: Mapping[str, object] | None = None,
+        registry: CollectorRegistry | None = None,
     ) -> None:
-        self.registry = registry
+        self.registry = CollectorRegistry() if registry is None else registry
         self._parents: dict[str, Any] = {}
         self._fixed = {"model_name": model_name, "engine": engine}
         gauge, counter, histogram = self._gauge, self._counter, self._histogram

@@ -5,10 +5,11 @@ What depends on the model (ids, context) or on a setting (n, stop) is checked in
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from server.errors import APIError, bad_request, shorten
 
@@ -18,7 +19,7 @@ MAX_TOKEN_IDS = 4096  # in stop_token_ids, and in bad_words
 MAX_STRING = 4096  # in stop, bad_words and the inert strings
 INT32_MAX = 2**31 - 1
 
-Prompt = str | list[str] | list[int] | list[list[int]]
+Prompt = str | list[int]  # text or token ids
 
 
 def _is_id(value: object) -> bool:
@@ -26,18 +27,20 @@ def _is_id(value: object) -> bool:
 
 
 def _check_prompt(value: object) -> object:
-    """One of the four forms, never empty. Ids are checked against the model later, but here for their type."""
+    """One of the four forms, never empty; becomes a tuple of prompts. The range of ids is checked later."""
     if isinstance(value, str):
         if not value:
             raise ValueError("must not be empty")
-        return value
+        return (value,)
     if not isinstance(value, list):
         raise ValueError("must be a string, a list of strings, a list of token ids or a list of lists of token ids")
     if not value:
         raise ValueError("must not be an empty list")
     if all(map(_is_id, value)):
-        return value
+        return (value,)
     for i, item in enumerate(value):
+        if _is_id(value[0]) and _is_id(item):
+            continue
         if not isinstance(item, type(value[0])) or not isinstance(item, (str, list)):
             raise ValueError(
                 f"must hold only strings, only token ids or only lists of token ids; item {i} is {shorten(item)}"
@@ -47,7 +50,7 @@ def _check_prompt(value: object) -> object:
         if isinstance(item, list) and not all(map(_is_id, item)):
             wrong = next(token for token in item if not _is_id(token))
             raise ValueError(f"must hold token ids; item {i} holds {shorten(wrong)}")
-    return value
+    return tuple(value)
 
 
 def _check_strings(value: object) -> object:
@@ -92,7 +95,28 @@ def _check_logit_bias(value: object) -> object:
     return tuple(sorted(bias.items()))
 
 
-_Strings = Annotated[tuple[str, ...], BeforeValidator(_check_strings)]
+_STRINGS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+_ID_LIST = {"type": "array", "items": {"type": "integer"}}
+_Prompts = Annotated[
+    tuple[Prompt, ...],
+    BeforeValidator(_check_prompt),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}},
+                _ID_LIST,
+                {"type": "array", "items": _ID_LIST},
+            ]
+        }
+    ),
+]
+_Bias = Annotated[
+    tuple[tuple[int, float], ...],
+    BeforeValidator(_check_logit_bias),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}}),
+]
+_Strings = Annotated[tuple[str, ...], BeforeValidator(_check_strings), WithJsonSchema(_STRINGS)]
 _Ids = Annotated[tuple[int, ...], BeforeValidator(_check_ids)]
 _Inert = Annotated[str, Field(max_length=MAX_STRING)]
 
@@ -118,7 +142,7 @@ class CompletionRequest(_Strict):
     """A null stands for the default, as OpenAI's clients send it."""
 
     model: str = Field(max_length=MAX_STRING)
-    prompt: Annotated[Prompt, BeforeValidator(_check_prompt)]
+    prompt: _Prompts
     max_tokens: int = Field(16, ge=0, le=INT32_MAX)
     n: int = Field(1, ge=1, le=INT32_MAX)
     best_of: int | None = Field(None, ge=1, le=INT32_MAX)
@@ -137,7 +161,7 @@ class CompletionRequest(_Strict):
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     repetition_penalty: float = Field(1.0, gt=0, le=10)
-    logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(_check_logit_bias)] = ()
+    logit_bias: _Bias = ()
     min_tokens: int = Field(0, ge=0, le=INT32_MAX)
     allowed_token_ids: _Ids | None = None
     bad_words: Annotated[_Strings, Field(max_length=MAX_TOKEN_IDS)] = ()
@@ -198,5 +222,6 @@ def _as_bad_request(exc: ValidationError) -> APIError:
         return bad_request(f"unknown parameter: {param}", param, "unknown_parameter")
     if error["type"] == "value_error":
         return bad_request(f"{param} {error['ctx']['error']}", param)
-    message = error["msg"].removeprefix("Input should").strip()
+    message = re.sub(r"^\w+ should ", "", error["msg"])
+    message = re.sub(r"dictionary or instance of \w+", "object", message).replace("be False", "be false")
     return bad_request(f"{param} should {message}; it is {shorten(error['input'])}", param)

@@ -68,16 +68,16 @@ class Settings(BaseSettings):
     dtype: Literal["auto", "bfloat16", "float32"] = Field(
         "auto", description="Type of weights and KV cache. `auto`: the checkpoint's where it is supported."
     )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: cpu.")
+    device: Literal["cpu", "cuda"] = Field("cpu", description="Where the model runs.")
     executor: Literal["auto", "fused", "generic"] = Field(
         "auto",
-        description="How the forward runs. `auto`: fused for the Llama-shaped family if its check passes, else generic.",
+        description="How the forward runs. `auto`: fused for a Llama-shaped model that passes its check, else generic.",
     )
     num_threads: int | None = Field(
         None,
         ge=1,
         le=1024,
-        description="Threads of the forward on a CPU. Unset: one for each core this process may use.",
+        description="Threads of the forward on a CPU. Unset: what torch takes, one for each core or `OMP_NUM_THREADS`.",
     )
     max_model_len: int | None = Field(
         None, ge=1, description="Most tokens of prompt and output together. Unset: what the model was trained for."
@@ -86,7 +86,7 @@ class Settings(BaseSettings):
     # --- memory ---
     block_size: int = Field(16, ge=1, le=1024, description="Tokens in one block of the KV cache.")
     num_blocks: int | None = Field(
-        None, ge=2, description="Blocks in the KV cache. Unset: as many as fit `kv_cache_memory`."
+        None, ge=1, description="Blocks in the KV cache. Unset: as many as fit `kv_cache_memory`."
     )
     kv_cache_memory: int | None = Field(
         None,
@@ -105,10 +105,11 @@ class Settings(BaseSettings):
 
     # --- speculation ---
     num_speculative_tokens: int = Field(
-        4, ge=0, le=64, description="Draft tokens for each sequence and step; 0 turns speculation off."
-    )
-    max_num_speculative_tokens: int = Field(
-        16, ge=0, le=64, description="Largest `speculation.num_speculative_tokens` that a request may ask for."
+        4,
+        ge=0,
+        le=64,
+        description="Most draft tokens for each sequence and step; 0 turns speculation off. A request may "
+        "ask for fewer.",
     )
     drafter: str = Field("ngram", min_length=1, description="Who proposes drafts: `ngram`.")
 
@@ -128,6 +129,9 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
     shutdown_timeout: float = Field(
         30.0, ge=0, description="Seconds that running requests get to finish after SIGTERM or SIGINT."
+    )
+    stall_timeout: float = Field(
+        300.0, gt=0, description="Seconds without progress after which a running step counts as hung: the server exits."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe log line shown.")
     log_format: Literal["text", "json"] = Field("text", description="Log lines as text or as one JSON object each.")
@@ -161,22 +165,12 @@ class Settings(BaseSettings):
     def _check_together(self) -> Settings:
         if self.num_blocks is not None and self.kv_cache_memory is not None:
             raise ValueError("num_blocks and kv_cache_memory exclude each other; give one of them")
-        if self.num_speculative_tokens > self.max_num_speculative_tokens:
+        if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
-                f"num_speculative_tokens ({self.num_speculative_tokens}) is above "
-                f"max_num_speculative_tokens ({self.max_num_speculative_tokens})"
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}): every running sequence needs a row"
             )
         return self
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The served names, first the one that answers carry. Never empty, never a path."""
-        if self.served_model_name:
-            return self.served_model_name
-        if self.model == DEFAULT_MODEL:
-            return ("SmolLM2-135M-Instruct",)
-        path = Path(self.model)
-        return (path.resolve().name if path.exists() else self.model,)
 
     @classmethod
     def settings_customise_sources(

@@ -1,4 +1,4 @@
-"""ASGI middleware at the edge: a request id in and out, the body cap by Content-Length, one access log line."""
+"""ASGI middleware at the edge: request ids, the body cap by Content-Length, the last resort for errors, access log."""
 
 from __future__ import annotations
 
@@ -55,6 +55,11 @@ class EdgeMiddleware:
                 await error_response(refusal)(scope, receive, send_with_id)
             else:
                 await self.app(scope, receive, send_with_id)
+        except Exception:
+            logger.exception("a request failed", extra={"request_id": request_id})
+            if status:
+                raise  # the answer has begun: only closing the connection can still tell the client
+            await error_response(APIError(500, "the server failed"))(scope, receive, send_with_id)
         finally:
             logger.info(
                 "%s %s %d",

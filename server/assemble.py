@@ -1,0 +1,207 @@
+"""Builds everything that serves one model, once and in one place, and hands it on as a Service."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from kvcache.manager import KVCacheManager
+from kvcache.memory import available_bytes
+from kvcache.storage import KVStorage, blocks_in_budget, bytes_per_block
+from model.kernels.load import get_kernels
+from model.loader import LoadedModel, load_model
+from model.source import resolve_model
+from scheduler.config import SchedulerConfig
+from scheduler.engine import Engine
+from scheduler.request import EngineRequest, TextFilter
+from scheduler.scheduler import Scheduler
+from server.detokenize import ChoiceText, Decoder
+from server.metrics import Metrics
+from server.resolve import ModelFacts
+from server.service import Service
+from server.settings import Settings
+from server.version import VERSION
+from specdec.drafters.registry import make_drafter
+from specdec.step import SpeculativeStep
+
+Report = Callable[[str], None]
+
+FREE_MEMORY_SHARE = 4  # the KV cache takes at most a quarter of what is free, unless it is told how much
+
+
+class StartError(Exception):
+    """The server cannot start; the message is one line."""
+
+
+def build_service(settings: Settings, report: Report) -> Service:
+    """Find, load and measure the model, and build the engine around it.
+
+    Tells ``report`` how far it is. Raises StartError, model.errors.ModelError or model.source_error.ModelSourceError,
+    each with one line, if the model or the settings cannot be served.
+    """
+    source = resolve_model(settings.model, report=report)
+    if settings.device == "cpu" and settings.executor != "generic":
+        get_kernels(report)  # a first start compiles them, which takes a while
+    report(f"loading {source.name}")
+    loaded = load_model(
+        Path(source.path),
+        dtype=settings.dtype,
+        device=settings.device,
+        executor=settings.executor,
+        num_threads=settings.num_threads,
+        max_batched_tokens=settings.max_num_batched_tokens,
+        name=source.name,
+    )
+    return assemble(settings, loaded, settings.served_model_name or (source.name,))
+
+
+def assemble(settings: Settings, loaded: LoadedModel, names: tuple[str, ...]) -> Service:
+    """A service around a loaded model; its engine is not started. Raises StartError."""
+    info = loaded.info
+    max_model_len = info.max_model_len if settings.max_model_len is None else settings.max_model_len
+    if max_model_len > info.max_model_len:
+        raise StartError(
+            f"max_model_len is {max_model_len}, but {info.name} has a context of {info.max_model_len} tokens"
+        )
+    k = settings.num_speculative_tokens
+    num_blocks = _num_blocks(settings, loaded, max_model_len)
+    manager = KVCacheManager(num_blocks, settings.block_size, enable_prefix_cache=settings.enable_prefix_cache)
+    planes = loaded.executor.planes
+    storage = KVStorage(planes, num_blocks=num_blocks, block_size=settings.block_size, device=info.device)
+    loaded.executor.bind(storage)
+    try:
+        drafters = {settings.drafter: make_drafter(settings.drafter, info.vocab_size)} if k else {}
+    except ValueError as error:
+        raise StartError(str(error)) from error
+    step = SpeculativeStep(
+        loaded.executor,
+        manager,
+        storage,
+        drafters=drafters,
+        default_drafter=settings.drafter if k else None,
+        max_model_len=max_model_len,
+    )
+    tokenizer = loaded.tokenizer
+    scheduler = Scheduler(
+        manager,
+        SchedulerConfig(
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            max_model_len=max_model_len,
+            num_speculative_tokens=k,
+            max_waiting_requests=settings.max_waiting,
+        ),
+        text_filters=TextFilters(tokenizer),
+    )
+    facts = ModelFacts(
+        names=names,
+        max_model_len=max_model_len,
+        vocab_size=info.vocab_size,
+        embedding_rows=info.embedding_rows,
+        eos_token_ids=frozenset(info.eos_token_ids),
+        kv_capacity=num_blocks * settings.block_size,
+        num_speculative_tokens=k,
+        drafters=tuple(drafters),
+    )
+    metrics = Metrics(
+        model_name=names[0],
+        max_speculative_tokens=k,
+        exactness_level=int(loaded.exactness.level[1:]),
+        cache_config={
+            "block_size": settings.block_size,
+            "num_blocks": num_blocks,
+            "enable_prefix_cache": settings.enable_prefix_cache,
+            "cache_dtype": info.dtype,
+        },
+    )
+    return Service(
+        settings=settings,
+        engine=Engine(scheduler, step, on_step=metrics.observe),
+        tokenizer=tokenizer,
+        facts=facts,
+        metrics=metrics,
+        fingerprint=system_fingerprint(loaded.fingerprint),
+        created=int(time.time()),
+        info=_server_info(settings, loaded, facts, storage),
+    )
+
+
+class TextFilters:
+    """Makes the text filter of a choice (scheduler.request.TextFilterFactory)."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+
+    def __call__(self, request: EngineRequest, index: int) -> TextFilter:
+        params = next(choice.params for choice in request.choices if choice.index == index)
+        return ChoiceText(
+            self._decoder,
+            stop=request.stop,
+            include_stop=request.include_stop_str_in_output,
+            skip_special_tokens=request.skip_special_tokens,
+            stop_token_ids=params.stop_token_ids,
+            min_tokens=params.min_tokens,
+        )
+
+
+def system_fingerprint(model_fingerprint: str) -> str:
+    """Same fingerprint, same seed, same request: same ids."""
+    return "fp_" + hashlib.sha256(f"{model_fingerprint}/{VERSION}".encode()).hexdigest()[:16]
+
+
+def _num_blocks(settings: Settings, loaded: LoadedModel, max_model_len: int) -> int:
+    if settings.num_blocks is not None:
+        return settings.num_blocks
+    planes, block_size = loaded.executor.planes, settings.block_size
+    if settings.kv_cache_memory is not None:
+        budget, name = settings.kv_cache_memory, "kv_cache_memory"
+    else:
+        budget, name = available_bytes(loaded.info.device) // FREE_MEMORY_SHARE, "a quarter of the free memory"
+    fitting = blocks_in_budget(planes, block_size, budget)
+    if fitting < 1:
+        needed = 2 * bytes_per_block(planes, block_size)
+        raise StartError(f"{name} is {budget} bytes, too little for a KV cache: at least {needed} are needed")
+    if settings.kv_cache_memory is not None:
+        return fitting
+    return min(fitting, settings.max_num_seqs * -(-max_model_len // block_size))
+
+
+def _server_info(settings: Settings, loaded: LoadedModel, facts: ModelFacts, storage: KVStorage) -> dict[str, Any]:
+    exactness = loaded.exactness
+    return {
+        "version": VERSION,
+        "model": {**asdict(loaded.info), "served_names": list(facts.names)},
+        "exactness": {
+            "level": exactness.level,
+            "detail": exactness.detail,
+            "checks": [asdict(check) for check in exactness.checks],
+        },
+        "executor": loaded.executor.kind,
+        "system_fingerprint": system_fingerprint(loaded.fingerprint),
+        "kv_cache": {
+            "num_blocks": storage.num_blocks,
+            "block_size": storage.block_size,
+            "capacity_tokens": facts.kv_capacity,
+            "bytes": storage.num_bytes,
+            "planes": len(storage.names),
+        },
+        "speculation": {
+            "num_speculative_tokens": facts.num_speculative_tokens,
+            "drafters": list(facts.drafters),
+        },
+        "limits": {
+            "max_model_len": facts.max_model_len,
+            "max_n": settings.max_n,
+            "max_stop": settings.max_stop,
+            "max_prompts": settings.max_prompts,
+            "max_choices": settings.max_choices,
+            "max_body_bytes": settings.max_body_bytes,
+            "max_waiting": settings.max_waiting,
+        },
+        # The model's folder is nobody's business; its name stands above.
+        "settings": settings.model_dump(mode="json", exclude={"model"}),
+    }

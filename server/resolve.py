@@ -1,0 +1,274 @@
+"""From a validated body to engine requests: what depends on the model, the tokenizer or a setting is decided here."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from scheduler.request import ChoiceSpec, EngineRequest
+from server.errors import APIError, bad_request, shorten
+from server.schemas import CompletionRequest, Prompt
+from server.settings import Settings
+from specdec.noise import mix_seed
+from specdec.params import SamplingParams
+
+MAX_RANDOM_SEED = 2**53  # JavaScript keeps no larger integer exactly
+# Texts above this are tokenized in a thread, so that one client cannot hold up the event loop.
+THREAD_ABOVE_CHARS = 2048
+
+
+class Tokenizer(Protocol):
+    """What the server needs of a tokenizer. Thread-safe."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+    @property
+    def special_token_ids(self) -> frozenset[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What requests are checked against."""
+
+    names: tuple[str, ...]
+    max_model_len: int
+    vocab_size: int  # width of a logits row
+    embedding_rows: int  # a prompt's ids must be below this
+    eos_token_ids: frozenset[int]
+    kv_capacity: int  # tokens
+    num_speculative_tokens: int
+    drafters: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedPrompt:
+    token_ids: tuple[int, ...]
+    text: str | None  # the prompt as it was sent, if it was text and is whole
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedCompletion:
+    """Everything of a request that is decided before it is queued."""
+
+    seed: int  # as the client knows it
+    num_sampled: int  # choices computed for each prompt: n, or best_of
+    prompts: tuple[ResolvedPrompt, ...]
+    engine_requests: tuple[EngineRequest, ...]  # one for each prompt
+
+
+def check_limits(request: CompletionRequest, facts: ModelFacts, settings: Settings) -> None:
+    """What can be refused before anything is tokenized or built. Raises APIError."""
+    if request.model not in facts.names:
+        raise APIError(404, f"the model {shorten(request.model)} does not exist", param="model", code="model_not_found")
+    _check_counts(request, settings)
+    _check_ids(request, facts)
+    _check_speculation(request, facts)
+    if request.min_tokens > request.max_tokens:
+        raise bad_request(
+            f"min_tokens ({request.min_tokens}) must not be above max_tokens ({request.max_tokens})", "min_tokens"
+        )
+    if request.max_tokens > facts.max_model_len:
+        raise _too_long("max_tokens", f"max_tokens {request.max_tokens}", facts)
+    if request.stream and request.prompt_logprobs is not None:
+        raise bad_request("prompt_logprobs cannot be streamed; leave out stream", "prompt_logprobs")
+
+
+def _check_counts(request: CompletionRequest, settings: Settings) -> None:
+    for name, value in (("n", request.n), ("best_of", request.best_of)):
+        if value is not None and value > settings.max_n:
+            raise bad_request(f"{name} must be at most {settings.max_n}; it is {value}", name)
+    if request.best_of is not None:
+        if request.best_of < request.n:
+            raise bad_request(f"best_of ({request.best_of}) must be at least n ({request.n})", "best_of")
+        if request.stream:
+            raise bad_request("best_of cannot be streamed; leave out one of best_of and stream", "best_of")
+    num_prompts = len(request.prompt)
+    if num_prompts > settings.max_prompts:
+        raise bad_request(f"prompt holds {num_prompts} prompts; at most {settings.max_prompts} are allowed", "prompt")
+    per_prompt = request.best_of or request.n
+    if num_prompts * per_prompt > settings.max_choices:
+        raise bad_request(
+            f"{num_prompts} prompts with {per_prompt} choices each are {num_prompts * per_prompt} choices; "
+            f"at most {settings.max_choices} are allowed",
+            "n",
+        )
+    if len(request.stop) > settings.max_stop:
+        raise bad_request(f"stop holds {len(request.stop)} strings; at most {settings.max_stop} are allowed", "stop")
+
+
+def _check_ids(request: CompletionRequest, facts: ModelFacts) -> None:
+    for prompt in request.prompt:
+        if isinstance(prompt, str):
+            continue
+        low, high = min(prompt), max(prompt)
+        if low < 0 or high >= facts.embedding_rows:
+            wrong = low if low < 0 else high
+            raise bad_request(
+                f"prompt holds the token id {shorten(wrong)}; ids go from 0 to {facts.embedding_rows - 1}", "prompt"
+            )
+    named: dict[str, tuple[int, ...]] = {
+        "stop_token_ids": request.stop_token_ids,
+        "allowed_token_ids": request.allowed_token_ids or (),
+        "logit_bias": tuple(token for token, _ in request.logit_bias),
+    }
+    for name, ids in named.items():
+        for token in ids:
+            if not 0 <= token < facts.vocab_size:
+                raise bad_request(
+                    f"{name} holds the token id {shorten(token)}; ids go from 0 to {facts.vocab_size - 1}", name
+                )
+    if request.allowed_token_ids == ():
+        raise bad_request("allowed_token_ids must not be empty", "allowed_token_ids")
+
+
+def _check_speculation(request: CompletionRequest, facts: ModelFacts) -> None:
+    speculation = request.speculation
+    if speculation is None:
+        return
+    count = speculation.num_speculative_tokens
+    if count is not None and count > facts.num_speculative_tokens:
+        raise bad_request(
+            f"speculation.num_speculative_tokens must be at most {facts.num_speculative_tokens}; it is {count}",
+            "speculation.num_speculative_tokens",
+        )
+    if speculation.drafter is not None and speculation.drafter not in facts.drafters:
+        raise bad_request(
+            f"speculation.drafter is {shorten(speculation.drafter)}; this server has "
+            f"{', '.join(facts.drafters) or 'none'}",
+            "speculation.drafter",
+        )
+
+
+async def resolve(
+    request: CompletionRequest,
+    *,
+    tokenizer: Tokenizer,
+    facts: ModelFacts,
+    request_id: str,
+    arrival_time: float,
+) -> ResolvedCompletion:
+    """Tokenize and build; ``check_limits`` came before. Raises APIError if a prompt and its output cannot fit."""
+    prompts = tuple([await _tokenize(prompt, request, tokenizer, facts) for prompt in request.prompt])
+    for prompt in prompts:
+        _check_fit(len(prompt.token_ids), request.max_tokens, facts)
+    seed = secrets.randbelow(MAX_RANDOM_SEED) if request.seed is None else request.seed
+    num_sampled = request.best_of or request.n
+    params = _sampling_params(request, tokenizer, facts)
+    engine_requests = tuple(
+        EngineRequest(
+            request_id=f"{request_id}-{i}",
+            prompt_token_ids=prompt.token_ids,
+            choices=tuple(
+                ChoiceSpec(index=i * num_sampled + j, params=replace(params, seed=mix_seed(seed, j)))
+                for j in range(num_sampled)
+            ),
+            arrival_time=arrival_time,
+            priority=request.priority,
+            cache_salt=request.cache_salt or "",
+            stop=request.stop,
+            include_stop_str_in_output=request.include_stop_str_in_output,
+            skip_special_tokens=request.skip_special_tokens,
+            # The rows that a cached prefix skips are the ones whose logprobs are wanted.
+            read_prefix_cache=request.prompt_logprobs is None and not (request.echo and request.logprobs is not None),
+        )
+        for i, prompt in enumerate(prompts)
+    )
+    return ResolvedCompletion(seed, num_sampled, prompts, engine_requests)
+
+
+async def _tokenize(
+    prompt: Prompt, request: CompletionRequest, tokenizer: Tokenizer, facts: ModelFacts
+) -> ResolvedPrompt:
+    text: str | None = None
+    if isinstance(prompt, str):
+        text = prompt
+        if len(prompt) > THREAD_ABOVE_CHARS:
+            ids = await asyncio.to_thread(tokenizer.encode, prompt, request.add_special_tokens)
+        else:
+            ids = tokenizer.encode(prompt, request.add_special_tokens)
+    else:
+        ids = prompt
+    keep = request.truncate_prompt_tokens
+    if keep is not None:
+        keep = facts.max_model_len - request.max_tokens if keep == -1 else keep
+        if keep < 1:
+            raise bad_request(
+                "truncate_prompt_tokens must be at least 1, or -1 for what max_tokens leaves of the context",
+                "truncate_prompt_tokens",
+            )
+        if len(ids) > keep:
+            ids, text = ids[-keep:], None
+    if not ids:
+        raise bad_request(f"prompt {shorten(prompt)} has no tokens", "prompt")
+    return ResolvedPrompt(tuple(ids), text)
+
+
+def _check_fit(num_prompt: int, max_tokens: int, facts: ModelFacts) -> None:
+    if num_prompt + max_tokens > facts.max_model_len:
+        raise _too_long("prompt", f"{num_prompt} prompt tokens and max_tokens {max_tokens}", facts)
+    # The last output token needs no slot: nothing follows it.
+    if max(num_prompt, num_prompt + max_tokens - 1) > facts.kv_capacity:
+        raise bad_request(
+            f"{num_prompt} prompt tokens and max_tokens {max_tokens} can never fit the KV cache of "
+            f"{facts.kv_capacity} tokens",
+            "max_tokens",
+            "kv_capacity_exceeded",
+        )
+
+
+def _too_long(param: str, what: str, facts: ModelFacts) -> APIError:
+    return bad_request(
+        f"this model's context is {facts.max_model_len} tokens; {what} exceed it", param, "context_length_exceeded"
+    )
+
+
+def _sampling_params(request: CompletionRequest, tokenizer: Tokenizer, facts: ModelFacts) -> SamplingParams:
+    speculation = request.speculation
+    stop_ids = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else facts.eos_token_ids)
+    logprobs = request.logprobs
+    if request.best_of is not None and request.best_of > request.n and logprobs is None:
+        logprobs = 0  # the best are chosen by it
+    prompt_logprobs = [
+        count for count in (request.prompt_logprobs, request.logprobs if request.echo else None) if count is not None
+    ]
+    return SamplingParams(
+        seed=0,
+        max_tokens=request.max_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=max(request.top_k, 0),
+        min_p=request.min_p,
+        repetition_penalty=request.repetition_penalty,
+        frequency_penalty=request.frequency_penalty,
+        presence_penalty=request.presence_penalty,
+        logit_bias=request.logit_bias,
+        min_tokens=request.min_tokens,
+        stop_token_ids=stop_ids,
+        allowed_token_ids=(
+            None if request.allowed_token_ids is None else tuple(sorted(set(request.allowed_token_ids)))
+        ),
+        bad_words=_bad_words(request.bad_words, tokenizer),
+        logprobs=logprobs,
+        prompt_logprobs=max(prompt_logprobs, default=None),
+        num_speculative_tokens=None if speculation is None else speculation.num_speculative_tokens,
+        drafter=None if speculation is None else speculation.drafter,
+    )
+
+
+def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Each word as it is tokenized at the start of a text and after a space."""
+    sequences: dict[tuple[int, ...], None] = {}
+    for word in words:
+        for text in (word, " " + word.lstrip()):
+            ids = tuple(tokenizer.encode(text, add_special_tokens=False))
+            if not ids:
+                raise bad_request(f"bad_words holds {shorten(word)}, which has no tokens", "bad_words")
+            sequences[ids] = None
+    return tuple(sequences)

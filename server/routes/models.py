@@ -1,0 +1,36 @@
+"""GET /v1/models and one of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from server.errors import APIError, shorten
+from server.service import Service
+
+
+def models_router(service: Service) -> APIRouter:
+    router = APIRouter(tags=["models"])
+    cards = {
+        name: {
+            "id": name,
+            "object": "model",
+            "created": service.created,
+            "owned_by": "truedraft",
+            "max_model_len": service.facts.max_model_len,
+        }
+        for name in service.facts.names
+    }
+
+    @router.get("/v1/models")
+    async def list_models() -> dict[str, Any]:
+        return {"object": "list", "data": list(cards.values())}
+
+    @router.get("/v1/models/{model:path}")
+    async def get_model(model: str) -> dict[str, Any]:
+        if model not in cards:
+            raise APIError(404, f"the model {shorten(model)} does not exist", param="model", code="model_not_found")
+        return cards[model]
+
+    return router

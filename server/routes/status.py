@@ -1,0 +1,38 @@
+"""Is it alive, is it ready, what is it: /live, /health, /version, /v1/server_info."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from server.errors import unavailable
+from server.service import Service
+from server.version import VERSION
+
+
+def status_router(service: Service) -> APIRouter:
+    router = APIRouter(tags=["status"])
+
+    @router.get("/live")
+    async def live() -> dict[str, str]:
+        """The process answers."""
+        return {"status": "alive"}
+
+    @router.get("/health")
+    async def health() -> dict[str, str]:
+        """200 if new requests are welcome, else 503 with the reason."""
+        reason = service.unready_reason
+        if reason is not None:
+            raise unavailable("not_ready", reason, retry_after=5)
+        return {"status": "ready"}
+
+    @router.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": VERSION}
+
+    @router.get("/v1/server_info")
+    async def server_info() -> dict[str, Any]:
+        return dict(service.info)
+
+    return router

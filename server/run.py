@@ -1,0 +1,161 @@
+"""Runs the application on a port, from the start-up line to the drained end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Generator
+
+import uvicorn
+
+from server.app import create_app
+from server.assemble import Report, StartError
+from server.service import Service
+from server.settings import Settings
+
+logger = logging.getLogger("truedraft.run")
+
+FLUSH_SECONDS = 5  # for answers that are written already but not sent yet
+WATCH_SECONDS = 1.0
+LAST_ANSWERS_SECONDS = 2.0  # /health says 503 for so long before a failed process ends
+MAX_HEADER_BYTES = 64 * 1024
+
+
+def bind(settings: Settings) -> socket.socket:
+    """A bound socket that does not listen yet: clients are refused until the model is loaded. Raises StartError."""
+    where = f"{settings.host}:{settings.port}"
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (socket.gaierror, UnicodeError) as error:
+        raise StartError(f"cannot listen on {where}: the host cannot be resolved ({error})") from error
+    sock = socket.socket(family, kind, proto)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise _cannot_listen(where, error) from error
+    return sock
+
+
+def _cannot_listen(where: str, error: OSError) -> StartError:
+    reason = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
+    return StartError(f"cannot listen on {where}: {reason}")
+
+
+def run(service: Service, sock: socket.socket, report: Report) -> int:
+    """Serve until a signal or a failure; returns the exit code. Raises StartError if the port was taken meanwhile."""
+    try:
+        # Two servers that load at the same time may both have bound the port; only one may listen.
+        sock.listen(2048)
+    except OSError as error:
+        raise _cannot_listen(f"{service.settings.host}:{service.settings.port}", error) from error
+    return asyncio.run(_Runner(service, sock, report).run())
+
+
+class _Server(uvicorn.Server):
+    """Signals are the runner's: uvicorn would close the port at once, and a client would see no 503."""
+
+    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_started = on_started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_started()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+class _Runner:
+    def __init__(self, service: Service, sock: socket.socket, report: Report) -> None:
+        self._service = service
+        self._sock = sock
+        self._report = report
+        self._exit_code = 0
+        self._draining: asyncio.Task[None] | None = None
+        self._server = _Server(
+            uvicorn.Config(
+                create_app(service),
+                http="h11",  # bounds the headers; the alternatives do not
+                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=FLUSH_SECONDS,
+            ),
+            self._announce,
+        )
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        watching = asyncio.create_task(self._watch())
+        try:
+            await self._server.serve(sockets=[self._sock])
+        finally:
+            watching.cancel()
+        return self._exit_code
+
+    def _on_signal(self) -> None:
+        if self._draining is not None:
+            self._report("ending at once")
+            _leave(1)
+        self._service.draining = True
+        self._draining = asyncio.get_running_loop().create_task(self._drain())
+
+    async def _drain(self) -> None:
+        seconds = self._service.settings.shutdown_timeout
+        self._report(f"shutting down; running requests have {seconds:g} seconds (a second signal ends at once)")
+        await self._service.engine.shutdown(drain=True, timeout=seconds)
+        self._server.should_exit = True
+
+    def _announce(self) -> None:
+        info, facts = self._service.info, self._service.facts
+        host, port = self._sock.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        self._report(
+            f"serving {facts.names[0]} ({info['model']['dtype']}, {info['model']['device']}, {info['executor']}), "
+            f"exactness {info['exactness']['level']}, {info['kv_cache']['num_blocks']} KV blocks of "
+            f"{info['kv_cache']['block_size']} tokens, up to {facts.num_speculative_tokens} drafts a step, "
+            f"on http://{shown}:{port}"
+        )
+
+    async def _watch(self) -> None:
+        """End the process when the engine cannot go on: whoever started it can start it again."""
+        engine, limit = self._service.engine, self._service.settings.stall_timeout
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            if not engine.healthy:
+                self._report(f"the engine failed: {engine.unhealthy_reason}")
+                await asyncio.sleep(LAST_ANSWERS_SECONDS)
+                self._exit_code = 1
+                self._server.should_exit = True
+                return
+            if engine.seconds_since_progress > limit:
+                self._report(f"no step has ended for {limit:g} seconds; the threads are:")
+                faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+                await asyncio.sleep(LAST_ANSWERS_SECONDS)
+                _leave(1)
+
+
+def _leave(code: int) -> None:
+    """Without waiting for the model thread, which a step may hold."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,85 @@
+"""What the routes work with: the engine and all that surrounds it, built by server/assemble.py and passed down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from scheduler.engine import Engine
+from scheduler.errors import AdmissionError, EngineUnhealthy, QueueFull, RequestTooLarge, ShuttingDown
+from scheduler.request import EngineRequest
+from server.errors import APIError, bad_request, unavailable
+from server.fan_in import FanIn
+from server.metrics import Metrics
+from server.resolve import ModelFacts, Tokenizer
+from server.settings import Settings
+
+
+@dataclass(slots=True)
+class Service:
+    """One model behind one engine. All methods are for the event loop's thread."""
+
+    settings: Settings
+    engine: Engine
+    tokenizer: Tokenizer
+    facts: ModelFacts
+    metrics: Metrics
+    fingerprint: str
+    created: int  # seconds since the epoch: when the model was loaded
+    info: Mapping[str, Any] = field(default_factory=dict)  # for /v1/server_info
+    draining: bool = False
+
+    @property
+    def unready_reason(self) -> str | None:
+        """Why new requests are not welcome; None if they are."""
+        if not self.engine.healthy:
+            return self.engine.unhealthy_reason
+        if self.engine.seconds_since_progress > self.settings.stall_timeout:
+            return f"no step has ended for {self.engine.seconds_since_progress:.0f} seconds"
+        if self.draining or not self.engine.accepting:
+            return "the server is shutting down"
+        return None
+
+    def check_admission(self, num_requests: int) -> None:
+        """Raises APIError 503 if so many more would not be taken now. Before anything is tokenized."""
+        if self.draining:
+            raise self.refusal(ShuttingDown("the server is shutting down"))
+        try:
+            self.engine.check_accepting()
+            self.engine.scheduler.check_room(num_requests)
+        except AdmissionError as error:
+            raise self.refusal(error) from None
+
+    def submit(self, requests: tuple[EngineRequest, ...]) -> FanIn:
+        """Queue all or none. Raises APIError."""
+        handles = []
+        try:
+            for request in requests:
+                handles.append(self.engine.submit(request))
+        except AdmissionError as error:
+            for handle in handles:
+                handle.abort()
+            raise self.refusal(error) from None
+        except BaseException:
+            for handle in handles:
+                handle.abort()
+            raise
+        return FanIn(handles)
+
+    def refusal(self, error: AdmissionError) -> APIError:
+        """The answer to a request that was not taken; counts it."""
+        self.metrics.reject(error.reason)
+        match error:
+            case RequestTooLarge(reason="context_length"):
+                return bad_request(str(error), "prompt", "context_length_exceeded")
+            case RequestTooLarge():
+                return bad_request(str(error), "max_tokens", "kv_capacity_exceeded")
+            case QueueFull():
+                return unavailable("overloaded", str(error))
+            case ShuttingDown():
+                return unavailable("shutting_down", str(error), retry_after=5)
+            case EngineUnhealthy():
+                return unavailable("engine_failed", str(error), retry_after=10)
+            case _:
+                return unavailable("overloaded", str(error))
