@@ -57,7 +57,7 @@ class PackedBatch:
 
     @classmethod
     def build(cls, spans: Sequence[RowSpan], *, block_size: int, scratch_block: int) -> PackedBatch:
-        """Pack ``spans`` in order. Raises ValueError if a span is empty or leaves its block table."""
+        """Pack ``spans`` in order. Raises ValueError if a span is empty or leaves its rows or block table."""
         if not spans:
             raise ValueError("a packed batch needs at least one sequence")
         counts = np.array([len(span.token_ids) for span in spans], dtype=np.int64)
@@ -74,7 +74,11 @@ class PackedBatch:
             count, first = int(counts[s]), int(row_starts[s])
             if count == 0:
                 raise ValueError(f"sequence {s} of the batch has no rows")
-            if span.start + count > len(span.blocks) * block_size:
+            if not 0 <= span.logits_from <= count:
+                raise ValueError(
+                    f"sequence {s} of the batch wants logits from row {span.logits_from} of its {count} rows on"
+                )
+            if span.start < 0 or span.start + count > len(span.blocks) * block_size:
                 raise ValueError(
                     f"sequence {s} of the batch: positions {span.start}..{span.start + count - 1} leave its "
                     f"{len(span.blocks)} blocks of {block_size} slots"
@@ -83,7 +87,9 @@ class PackedBatch:
             input_ids[first : first + count] = span.token_ids
             where = np.arange(span.start, span.start + count)
             positions[first : first + count] = where
-            slots[first : first + count] = tables[s, where // block_size].astype(np.int64) * block_size + where % block_size
+            slots[first : first + count] = (
+                tables[s, where // block_size].astype(np.int64) * block_size + where % block_size
+            )
             if span.logits_from < count:
                 logits_rows.append(np.arange(first + span.logits_from, first + count))
         rows = np.concatenate(logits_rows) if logits_rows else np.empty(0, dtype=np.int64)
