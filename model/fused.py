@@ -1,0 +1,116 @@
+"""The fused executor: Llama-shaped models from a declarative description, on kernels of our own.
+
+Two backends compute the same decoder: the compiled CPU kernels (:mod:`model.fused_cpu`), and plain torch operations
+in fixed tiles (:mod:`model.fused_torch`) for any device and for machines without the kernels.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from kvcache.storage import KVStorage, PlaneSpec
+from model.batch import PackedBatch
+from model.fused_cpu import CpuStack
+from model.fused_spec import FusedSpec, UnsupportedModel, supports, unsupported_reason
+from model.fused_torch import TorchStack
+from model.fused_weights import collect_weights
+from model.interface import ForwardOutput, ModelInfo
+from model.kernels import find_kernels
+
+__all__ = ["FusedExecutor", "FusedSpec", "UnsupportedModel", "supports", "unsupported_reason"]
+
+_log = logging.getLogger(__name__)
+
+
+class Stack(Protocol):
+    """What a backend computes."""
+
+    @property
+    def name(self) -> str: ...
+
+    def run(
+        self, batch: PackedBatch, planes: list[Tensor], *, capture: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Logits ``[R, V]`` float32 on the CPU, final hidden states ``[R, H]``, layer outputs ``[L, T, H]``.
+
+        ``planes`` are K and V of layer 0, then of layer 1, and so on; the rows' slots are written.
+        """
+
+
+class FusedExecutor:
+    """Implements model.interface.Executor."""
+
+    def __init__(self, spec: FusedSpec, stack: Stack, info: ModelInfo) -> None:
+        self.spec = spec
+        self._stack = stack
+        self._info = info
+        self._planes: list[Tensor] | None = None
+
+    @classmethod
+    def from_hf(
+        cls,
+        source: Mapping[str, Tensor] | nn.Module,
+        config: Any,
+        *,
+        info: ModelInfo,
+        device: str = "cpu",
+        num_threads: int | None = None,
+        kernels: bool = True,
+    ) -> FusedExecutor:
+        """Build from a state dict (or a Hugging Face model) and its config.
+
+        The dtype is the embedding's. ``num_threads`` None follows torch's thread count. ``kernels`` False takes the
+        torch path even where the compiled kernels could run. The compiled path keeps only the embedding of ``source``.
+        Raises UnsupportedModel for the config and ModelError for the weights.
+        """
+        spec = FusedSpec.from_config(config)
+        state = source.state_dict() if isinstance(source, nn.Module) else source
+        weights = collect_weights(spec, state)
+        stack: Stack | None = None
+        if kernels and torch.device(device).type == "cpu" and weights.dtype in (torch.bfloat16, torch.float32):
+            found, reason = find_kernels()
+            if found is not None:
+                stack = CpuStack(spec, weights, found, num_threads=num_threads)
+            else:
+                _log.info("no compiled kernels (%s): the fused executor runs on torch", reason)
+        if stack is None:
+            stack = TorchStack(spec, weights, device=device)
+        return cls(spec, stack, info)
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def kind(self) -> str:
+        return f"fused/{self._stack.name}"
+
+    @property
+    def planes(self) -> tuple[PlaneSpec, ...]:
+        shape = (self.spec.num_kv_heads, self.spec.head_dim)
+        dtype = torch.bfloat16 if self._info.dtype == "bfloat16" else torch.float32
+        return tuple(
+            PlaneSpec(f"target.{layer}.{part}", shape, dtype) for layer in range(self.spec.num_layers) for part in "kv"
+        )
+
+    def bind(self, storage: KVStorage) -> None:
+        planes = []
+        for spec in self.planes:
+            plane = storage.plane(spec.name)
+            if tuple(plane.shape[1:]) != spec.shape or plane.dtype != spec.dtype:
+                raise ValueError(f"plane {spec.name} holds {tuple(plane.shape[1:])} {plane.dtype}, expected {spec}")
+            planes.append(plane)
+        self._planes = planes
+
+    @torch.inference_mode()
+    def forward(self, batch: PackedBatch, *, capture_layers: bool = False) -> ForwardOutput:
+        """Raises RuntimeError for ids, positions, slots or blocks outside of the model or the storage."""
+        if self._planes is None:
+            raise RuntimeError("bind a storage before the first forward")
+        logits, hidden, layers = self._stack.run(batch, self._planes, capture=capture_layers)
+        return ForwardOutput(logits=logits, hidden=hidden, layers=layers)

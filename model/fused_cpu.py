@@ -1,0 +1,127 @@
+"""The fused decoder on the compiled CPU kernels: one operation a forward."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from model.batch import PackedBatch
+from model.fused_rope import RopeTable
+from model.fused_spec import FusedSpec
+from model.fused_weights import DecoderWeights, LayerWeights
+from model.kernels import Kernels
+from model.kernels.ops import PackedWeight, block_tensors, gated_columns, packed_elements
+
+
+class CpuStack:
+    """Packs the weights once; ``num_threads`` None follows torch's thread count."""
+
+    name = "cpu-avx512bf16"
+
+    def __init__(
+        self, spec: FusedSpec, weights: DecoderWeights, kernels: Kernels, *, num_threads: int | None = None
+    ) -> None:
+        self._spec = spec
+        self._kernels = kernels
+        self._threads = num_threads
+        self._rope = RopeTable(spec)
+        self._embedding = weights.embedding.contiguous()
+        self._final_norm = weights.final_norm.float().contiguous()
+        self._arena = _Arena(kernels, spec, weights.dtype)
+        self._layers: list[Tensor] = []
+        for layer in weights.layers:
+            self._layers += self._layer_tensors(layer)
+        self._head = self._pack(weights.head).data
+
+    def run(
+        self, batch: PackedBatch, planes: list[Tensor], *, capture: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Logits ``[R, V]`` float32, final hidden states ``[R, H]``, layer outputs ``[L, T, H]`` if captured."""
+        spec = self._spec
+        cosine, sine = self._rope.upto(int(batch.positions.max()))
+        logits, hidden, layers = self._kernels.decoder_stack(
+            batch.input_ids,
+            batch.positions,
+            batch.slot_mapping,
+            batch.row_starts,
+            batch.block_tables,
+            batch.logits_rows,
+            batch.block_size,
+            self._embedding,
+            self._layers,
+            self._final_norm,
+            self._head,
+            cosine,
+            sine,
+            planes,
+            spec.windows,
+            spec.num_heads,
+            spec.intermediate_size,
+            spec.vocab_size,
+            spec.eps,
+            spec.scale,
+            torch.get_num_threads() if self._threads is None else self._threads,
+            capture,
+        )
+        return logits, hidden, layers if capture else None
+
+    def _layer_tensors(self, layer: LayerWeights) -> list[Tensor]:
+        """In the order in which decoder_stack reads them."""
+        qkv = self._pack(torch.cat([layer.q, layer.k, layer.v]), _cat(layer.q_bias, layer.k_bias, layer.v_bias))
+        out = self._pack(layer.out, layer.out_bias)
+        m, k = layer.gate.shape
+        gate_up = self._kernels.pack_gated(
+            layer.gate, layer.up, layer.gate_bias, layer.up_bias, out=self._arena.take(gated_columns(m), k)
+        )
+        down = self._pack(layer.down, layer.down_bias)
+        return block_tensors(
+            [
+                _floats(layer.attention_norm),
+                qkv.data,
+                qkv.bias,
+                _floats(layer.q_norm),
+                _floats(layer.k_norm),
+                out.data,
+                out.bias,
+                _floats(layer.mlp_norm),
+                gate_up.data,
+                gate_up.bias,
+                down.data,
+                down.bias,
+            ]
+        )
+
+    def _pack(self, weight: Tensor, bias: Tensor | None = None) -> PackedWeight:
+        return self._kernels.pack(weight, bias, out=self._arena.take(*weight.shape))
+
+
+class _Arena:
+    """One piece of memory for all packed weights, so that huge pages pay off for small models too."""
+
+    def __init__(self, kernels: Kernels, spec: FusedSpec, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        layer = (
+            packed_elements(q + 2 * kv, spec.hidden_size, dtype)
+            + packed_elements(spec.hidden_size, q, dtype)
+            + packed_elements(gated_columns(spec.intermediate_size), spec.hidden_size, dtype)
+            + packed_elements(spec.hidden_size, spec.intermediate_size, dtype)
+        )
+        total = spec.num_layers * layer + packed_elements(spec.vocab_size, spec.hidden_size, dtype)
+        self._memory = kernels.empty_weights(total, dtype)
+        self._used = 0
+
+    def take(self, columns: int, k: int) -> Tensor:
+        """The next ``packed_elements(columns, k)`` elements."""
+        first = self._used
+        self._used += packed_elements(columns, k, self._dtype)
+        return self._memory[first : self._used]
+
+
+def _floats(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.float().contiguous()
+
+
+def _cat(*tensors: Tensor | None) -> Tensor | None:
+    present = [tensor for tensor in tensors if tensor is not None]
+    return torch.cat(present) if present else None

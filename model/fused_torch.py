@@ -1,0 +1,149 @@
+"""The fused decoder on plain torch operations: any device, bfloat16 and float32.
+
+Rows run in tiles of a fixed number of rows, because torch's matrix products pick other kernels (other rounding) for
+other numbers of rows; a tile's last rows are dummies that write nothing and that nobody reads. The residual stream
+is float32, like that of the compiled kernels.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model.attention import AttentionTile, TileSequence, paged_attention
+from model.batch import PackedBatch
+from model.fused_rope import RopeTable
+from model.fused_spec import FusedSpec
+from model.fused_weights import DecoderWeights, LayerWeights
+
+_TILE = 16  # rows
+_HEAD_SLICE = 8192  # rows of the head's weight that are widened to float32 at a time
+
+
+class TorchStack:
+    """Keeps ``weights``, moved to ``device``."""
+
+    def __init__(self, spec: FusedSpec, weights: DecoderWeights, *, device: str = "cpu") -> None:
+        self._spec = spec
+        self._device = torch.device(device)
+        self._rope = RopeTable(spec, self._device)
+        self._embedding = weights.embedding.to(self._device)
+        self._layers = [_Layer(layer, self._device) for layer in weights.layers]
+        self._final_norm = weights.final_norm.to(self._device).float()
+        self._head = weights.head.to(self._device)
+
+    @property
+    def name(self) -> str:
+        return "torch" if self._device.type == "cpu" else f"torch-{self._device.type}"
+
+    def run(
+        self, batch: PackedBatch, planes: list[Tensor], *, capture: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        logits: list[Tensor] = []
+        hidden: list[Tensor] = []
+        layers: list[Tensor] = []
+        for first in range(0, batch.num_rows, _TILE):
+            last = min(first + _TILE, batch.num_rows)
+            rows, outputs = self._run_tile(batch, first, last, planes)
+            wanted = batch.logits_rows[(batch.logits_rows >= first) & (batch.logits_rows < last)] - first
+            if len(wanted):
+                final = _norm(rows, self._final_norm, self._spec.eps).to(self._embedding.dtype)
+                hidden.append(final[wanted.to(self._device)])
+                logits.append(self._logits(final)[wanted.to(self._device)].cpu())
+            if capture:
+                layers.append(torch.stack(outputs)[:, : last - first].cpu())
+        none = torch.empty((0, self._spec.vocab_size), dtype=torch.float32)
+        no_hidden = torch.empty((0, self._spec.hidden_size), dtype=self._embedding.dtype)
+        return (
+            torch.cat(logits) if logits else none,
+            torch.cat(hidden).cpu() if hidden else no_hidden,
+            torch.cat(layers, dim=1) if capture else None,
+        )
+
+    def _run_tile(
+        self, batch: PackedBatch, first: int, last: int, planes: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Residual stream ``[_TILE, H]`` float32 of rows ``[first, last)`` and what each layer left of it."""
+        spec, count = self._spec, last - first
+        input_ids = torch.zeros(_TILE, dtype=torch.int64)
+        positions = torch.zeros(_TILE, dtype=torch.int64)
+        input_ids[:count] = batch.input_ids[first:last]
+        positions[:count] = batch.positions[first:last]
+        cosines, sines = self._rope.upto(int(positions.max()))
+        where = positions.to(self._device)
+        cosine, sine = cosines[where][:, None, :], sines[where][:, None, :]  # [T, 1, D / 2]
+        slots = batch.slot_mapping[first:last].to(self._device)
+        tile = AttentionTile(_TILE, _tile_sequences(batch, first, last), batch.block_size, self._device)
+        x = self._embedding[input_ids.to(self._device)].float()
+        outputs = []
+        for i, layer in enumerate(self._layers):
+            k_plane, v_plane = planes[2 * i], planes[2 * i + 1]
+            normed = _norm(x, layer.attention_norm, spec.eps).to(self._embedding.dtype)
+            q = self._heads(F.linear(normed, layer.q, layer.q_bias), layer.q_norm)
+            k = self._heads(F.linear(normed, layer.k, layer.k_bias), layer.k_norm)
+            v = F.linear(normed, layer.v, layer.v_bias).view(_TILE, spec.num_kv_heads, spec.head_dim)
+            q, k = _rotate(q, cosine, sine).to(normed.dtype), _rotate(k, cosine, sine).to(normed.dtype)
+            k_plane.index_copy_(0, slots, k[:count])
+            v_plane.index_copy_(0, slots, v[:count])
+            attended = paged_attention(
+                q, k_plane, v_plane, tile, scaling=spec.scale, window=spec.windows[i] or None
+            )
+            x = x + F.linear(attended.reshape(_TILE, -1), layer.out, layer.out_bias).float()
+            normed = _norm(x, layer.mlp_norm, spec.eps).to(self._embedding.dtype)
+            gate = F.silu(F.linear(normed, layer.gate, layer.gate_bias).float())
+            gated = (gate * F.linear(normed, layer.up, layer.up_bias).float()).to(normed.dtype)
+            x = x + F.linear(gated, layer.down, layer.down_bias).float()
+            outputs.append(x)
+        return x, outputs
+
+    def _heads(self, x: Tensor, norm: Tensor | None) -> Tensor:
+        heads = x.float().view(_TILE, -1, self._spec.head_dim)
+        return heads if norm is None else _norm(heads, norm, self._spec.eps)
+
+    def _logits(self, rows: Tensor) -> Tensor:
+        """Float32 from float32 products: rounding logits to bfloat16 makes exact ties common."""
+        wide = rows.float()
+        return torch.cat([F.linear(wide, part.float()) for part in self._head.split(_HEAD_SLICE)], dim=-1)
+
+
+class _Layer:
+    """One layer's weights on the device; norms in float32."""
+
+    def __init__(self, layer: LayerWeights, device: torch.device) -> None:
+        def move(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.to(device)
+
+        self.attention_norm = layer.attention_norm.to(device).float()
+        self.mlp_norm = layer.mlp_norm.to(device).float()
+        self.q_norm = None if layer.q_norm is None else layer.q_norm.to(device).float()
+        self.k_norm = None if layer.k_norm is None else layer.k_norm.to(device).float()
+        self.q, self.q_bias = layer.q.to(device), move(layer.q_bias)
+        self.k, self.k_bias = layer.k.to(device), move(layer.k_bias)
+        self.v, self.v_bias = layer.v.to(device), move(layer.v_bias)
+        self.out, self.out_bias = layer.out.to(device), move(layer.out_bias)
+        self.gate, self.gate_bias = layer.gate.to(device), move(layer.gate_bias)
+        self.up, self.up_bias = layer.up.to(device), move(layer.up_bias)
+        self.down, self.down_bias = layer.down.to(device), move(layer.down_bias)
+
+
+def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm over the last dimension, float32 in and out."""
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+
+def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Rotary embedding of ``[T, heads, D]`` in the layout that pairs ``i`` with ``i + D / 2``."""
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * cosine - b * sine, b * cosine + a * sine], dim=-1)
+
+
+def _tile_sequences(batch: PackedBatch, first: int, last: int) -> list[TileSequence]:
+    """The sequences of ``batch`` that have rows in ``[first, last)``, cut to them."""
+    starts = batch.row_starts.tolist()
+    found = []
+    for s in range(batch.num_sequences):
+        begin, end = max(starts[s], first), min(starts[s + 1], last)
+        if begin < end:
+            found.append(TileSequence(begin - first, end - begin, int(batch.positions[begin]), batch.block_tables[s]))
+    return found

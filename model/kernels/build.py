@@ -1,0 +1,145 @@
+"""Building the C++ kernels, and keeping the result.
+
+::
+
+    <home>/kernels/<key>/truedraft_kernels.avx512bf16.so
+
+The key covers everything the object depends on: sources, flags, torch, compiler and processor architecture. The
+name carries the instruction set; :func:`missing_instructions` says at run time whether this processor has it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+
+from model.model_cache import default_home
+
+Report = Callable[[str], None]  # takes one line of progress for people
+
+INSTRUCTION_SET = "avx512bf16"
+_CPU_FLAGS = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "fma")  # as /proc/cpuinfo spells them
+_FLAGS = (
+    "-O3",
+    "-std=c++20",
+    "-fPIC",
+    "-fopenmp",
+    "-fvisibility=hidden",
+    "-fno-fast-math",
+    "-ffp-contract=off",
+    "-mfma",
+    "-mavx512f",
+    "-mavx512bw",
+    "-mavx512vl",
+    "-mavx512dq",
+    "-mavx512bf16",
+    "-w",
+)
+_SOURCES = Path(__file__).parent / "csrc"
+_BUILD_SECONDS = 600.0
+
+
+class KernelBuildError(Exception):
+    """The kernels cannot be built here. One line: what was tried and why it failed."""
+
+
+def missing_instructions() -> tuple[str, ...]:
+    """What this machine lacks to run the kernels: empty if it can."""
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
+        return (f"an x86-64 Linux machine (this is {platform.machine()} {sys.platform})",)
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ("a readable /proc/cpuinfo",)
+    flags = next((set(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), set())
+    return tuple(flag for flag in _CPU_FLAGS if flag not in flags)
+
+
+def kernel_path(home: Path, compiler_version: str) -> Path:
+    """Where the object for these sources, this torch and this compiler belongs, whether it exists or not."""
+    digest = hashlib.sha256()
+    for part in (INSTRUCTION_SET, " ".join(_FLAGS), torch.__version__, compiler_version, platform.machine()):
+        digest.update(part.encode() + b"\0")
+    for source in sorted(_SOURCES.iterdir()):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    return home / "kernels" / digest.hexdigest()[:20] / f"truedraft_kernels.{INSTRUCTION_SET}.so"
+
+
+def find_compiler() -> tuple[str, str]:
+    """Command and version line of the C++ compiler (``CXX``, else g++, c++, clang++). Raises KernelBuildError."""
+    wanted = os.environ.get("CXX")
+    for name in (wanted,) if wanted else ("g++", "c++", "clang++"):
+        command = shutil.which(name)
+        if command is None:
+            continue
+        done = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=60)
+        if done.returncode == 0 and done.stdout:
+            return command, done.stdout.splitlines()[0]
+    raise KernelBuildError(f"no C++ compiler ({f'CXX={wanted}' if wanted else 'g++, c++, clang++'} not found)")
+
+
+def build_kernels(*, home: Path | None = None, progress: Report | None = None) -> Path:
+    """Build the kernels unless they lie in the cache already, and return the object's path.
+
+    Needs a compiler but not the instructions, so that an image can be built on any x86-64 machine. ``progress``
+    gets a line before and after a build. Raises KernelBuildError.
+    """
+    say = progress or (lambda line: None)
+    if platform.machine() not in ("x86_64", "AMD64"):
+        raise KernelBuildError(f"the kernels are written for x86-64, this is {platform.machine()}")
+    compiler, version = find_compiler()
+    target = kernel_path(home or default_home(), version)
+    if target.is_file():
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(target.parent.with_suffix(".lock")):
+            if target.is_file():  # another process built it meanwhile
+                return target
+            say(f"building the CPU kernels for {INSTRUCTION_SET} with {version} (once, about half a minute)")
+            with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+                built = _compile(compiler, Path(scratch))
+                built.replace(target)
+    except OSError as error:
+        raise KernelBuildError(f"cannot write the kernel cache {target.parent}: {error}") from error
+    say(f"built {target}")
+    return target
+
+
+def _compile(compiler: str, scratch: Path) -> Path:
+    root = Path(torch.__file__).parent
+    includes = [f"-I{root / 'include'}", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"]
+    sources = sorted(_SOURCES.glob("*.cpp"))
+    objects = [scratch / f"{source.stem}.o" for source in sources]
+
+    def compile_one(source: Path, target: Path) -> None:
+        _run([compiler, *_FLAGS, *includes, "-c", str(source), "-o", str(target)], source.name)
+
+    with ThreadPoolExecutor(max_workers=min(len(sources), os.cpu_count() or 1)) as pool:
+        list(pool.map(compile_one, sources, objects))
+    library = scratch / "kernels.so"
+    libraries = [f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10"]
+    _run([compiler, "-shared", "-fopenmp", *map(str, objects), *libraries, "-o", str(library)], "linking")
+    return library
+
+
+def _run(command: list[str], what: str) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise KernelBuildError(f"{what}: the compiler took more than {_BUILD_SECONDS:.0f} s") from error
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines()
+        first = next((line for line in lines if "error" in line), lines[0] if lines else "no message")
+        raise KernelBuildError(f"{what}: {first}")

@@ -1,0 +1,364 @@
+// Paged attention over block tables for packed rows.
+//
+// A row's context is cut into chunks of kChunk positions counted from absolute position 0. Each chunk has its own
+// maximum and sum; chunks are merged in ascending order. Whether one thread walks the chunks or several do and the
+// partial results are merged afterwards, the instructions a row's result goes through are the same. So neither the
+// block size, nor the threads, nor the other rows can change a bit of it.
+//
+// K and V of a chunk are read once for all rows of a row block and all heads of a group: K is transposed to
+// [step][position], V widened to fp32. Positions outside a row's own range are masked out of the scores and never
+// touched in the sum over V, so what lies in foreign or unwritten slots does not matter.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "rows.h"
+#include "simd.h"
+#include "threads.h"
+
+namespace truedraft {
+
+constexpr int64_t kChunk = 64;      // positions
+constexpr int64_t kRowBlock = 32;   // rows of a sequence that share one pass over K and V
+constexpr int kHeadsTogether = 4;   // heads of a group whose sums stay in registers
+
+template <typename T>
+struct AttentionInput {
+  const T* q;       // [rows, heads, d], row stride q_stride
+  const T* k;       // [slots, kv_heads, d]
+  const T* v;       // [slots, kv_heads, d]
+  T* out;           // [rows, heads, d], row stride out_stride
+  int64_t q_stride, out_stride;
+  HeadShape shape;
+  const int64_t* positions;  // [rows]
+  const int32_t* row_starts;  // [sequences + 1]
+  const int32_t* tables;     // [sequences, table_width]
+  int64_t sequences, table_width, block_size;
+  int64_t window;  // positions a row sees, its own included; 0: all
+  float scale, softcap;  // softcap 0: none
+
+  int64_t first_position(int64_t row) const {
+    return window > 0 ? std::max<int64_t>(0, positions[row] - window + 1) : 0;
+  }
+};
+
+// Rows [row_begin, row_end) of one sequence and the chunks [chunk_begin, chunk_end) that one of them needs.
+struct RowBlock {
+  int32_t sequence;
+  int64_t row_begin, row_end, chunk_begin, chunk_end;
+  int64_t partial_begin;  // index of the block's first partial record
+};
+
+struct AttentionTask {
+  int32_t block;
+  int64_t chunk_begin, chunk_end;
+};
+
+// How the work is cut; the same for all layers with the same window. `split`: chunks go to separate tasks.
+struct AttentionPlan {
+  std::vector<RowBlock> blocks;
+  std::vector<AttentionTask> tasks;
+  bool split = false;
+  int64_t partials = 0;
+};
+
+template <typename T>
+AttentionPlan plan_attention(const AttentionInput<T>& in, int threads) {
+  AttentionPlan plan;
+  for (int64_t s = 0; s < in.sequences; ++s) {
+    for (int64_t row = in.row_starts[s]; row < in.row_starts[s + 1]; row += kRowBlock) {
+      const int64_t end = std::min<int64_t>(row + kRowBlock, in.row_starts[s + 1]);
+      int64_t first = in.first_position(row), last = in.positions[row];
+      for (int64_t r = row + 1; r < end; ++r) {
+        first = std::min(first, in.first_position(r));
+        last = std::max(last, in.positions[r]);
+      }
+      plan.blocks.push_back({static_cast<int32_t>(s), row, end, first / kChunk, last / kChunk + 1, 0});
+    }
+  }
+  const int64_t whole = static_cast<int64_t>(plan.blocks.size()) * in.shape.kv_heads;
+  plan.split = threads > 1 && whole < 6 * threads;
+  for (size_t b = 0; b < plan.blocks.size(); ++b) {
+    RowBlock& block = plan.blocks[b];
+    const auto index = static_cast<int32_t>(b);
+    if (!plan.split) {
+      plan.tasks.push_back({index, block.chunk_begin, block.chunk_end});
+      continue;
+    }
+    block.partial_begin = plan.partials;
+    plan.partials += (block.chunk_end - block.chunk_begin) * (block.row_end - block.row_begin) * in.shape.heads;
+    for (int64_t c = block.chunk_begin; c < block.chunk_end; ++c) plan.tasks.push_back({index, c, c + 1});
+  }
+  return plan;
+}
+
+// A partial record: d sums (padded to 16), then the maximum, then the sum of weights.
+inline int64_t partial_stride(int64_t d) { return round_up(d, 16) + 16; }
+
+inline void merge_partial(float* state, const float* part, int64_t padded, bool first) {
+  if (first) {
+    std::memcpy(state, part, static_cast<size_t>(padded + 2) * sizeof(float));
+    return;
+  }
+  const float m = std::max(state[padded], part[padded]);
+  const float a = exp1(state[padded] - m), b = exp1(part[padded] - m);
+  const __m512 va = _mm512_set1_ps(a), vb = _mm512_set1_ps(b);
+  for (int64_t i = 0; i < padded; i += 16) {
+    const __m512 scaled = _mm512_mul_ps(load16(part + i), vb);
+    store16(state + i, _mm512_fmadd_ps(load16(state + i), va, scaled));
+  }
+  state[padded] = m;
+  state[padded + 1] = __builtin_fmaf(state[padded + 1], a, part[padded + 1] * b);
+}
+
+template <typename T>
+void finish_row(const float* state, int64_t d, int64_t padded, T* out) {
+  const __m512 sum = _mm512_set1_ps(state[padded + 1]);
+  for (int64_t i = 0; i < d; i += 16) store16(out + i, _mm512_div_ps(load16(state + i), sum), first_lanes(d - i));
+}
+
+inline void transpose16(__m512i (&r)[16]) {
+  __m512i t[16];
+  for (int i = 0; i < 8; ++i) {
+    t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+    r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88);
+    t[4 + i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xDD);
+    t[8 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88);
+    t[12 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xDD);
+  }
+  for (int i = 0; i < 4; ++i) {
+    r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
+    r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xDD);
+    r[4 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88);
+    r[12 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xDD);
+  }
+}
+
+// One thread's working memory.
+template <typename T>
+class AttentionScratch {
+ public:
+  void fit(const HeadShape& shape) {
+    const int64_t d = shape.dim, group = shape.heads / shape.kv_heads;
+    steps = d / Word<T>::kWidth;
+    padded = round_up(d, 16);
+    keys.resize(static_cast<size_t>(round_up(steps, 16) * kChunk));
+    values.resize(static_cast<size_t>(padded * kChunk));
+    weights.resize(kChunk * kHeadsTogether);
+    states.resize(static_cast<size_t>(kRowBlock * group * partial_stride(d)));
+    part.resize(static_cast<size_t>(kHeadsTogether * partial_stride(d)));
+  }
+  int64_t steps = 0, padded = 0;
+  std::vector<uint32_t> keys;  // [steps][kChunk] words
+  std::vector<float> values;   // [kChunk][padded]
+  std::vector<float> weights;  // [kHeadsTogether][kChunk]
+  std::vector<float> states;   // [rows of a block][group][partial_stride]
+  std::vector<float> part;     // [kHeadsTogether][partial_stride]
+};
+
+// Brings positions [begin, end) of chunk `c` into scratch; the other positions of the chunk are left as they are.
+template <typename T>
+void load_chunk(const AttentionInput<T>& in, int64_t sequence, int64_t kv_head, int64_t c, int64_t begin, int64_t end,
+                AttentionScratch<T>& s) {
+  const int64_t d = in.shape.dim, slot_stride = in.shape.kv_heads * d, origin = c * kChunk;
+  const int32_t* table = in.tables + sequence * in.table_width;
+  int64_t offset[kChunk];
+  for (int64_t i = begin - origin; i < end - origin; ++i) {
+    const int64_t position = origin + i;
+    const int64_t slot = static_cast<int64_t>(table[position / in.block_size]) * in.block_size + position % in.block_size;
+    offset[i] = slot * slot_stride + kv_head * d;
+  }
+  for (int64_t group = (begin - origin) / 16; group * 16 < end - origin; ++group) {
+    for (int64_t step = 0; step < s.steps; step += 16) {
+      const __mmask16 mask = first_lanes(s.steps - step);
+      __m512i r[16];
+      for (int64_t i = 0; i < 16; ++i) {
+        const int64_t index = group * 16 + i;
+        const bool inside = index >= begin - origin && index < end - origin;
+        r[i] = inside ? _mm512_maskz_loadu_epi32(mask, in.k + offset[index] + step * Word<T>::kWidth)
+                      : _mm512_setzero_si512();
+      }
+      transpose16(r);
+      const int64_t count = std::min<int64_t>(16, s.steps - step);
+      for (int64_t i = 0; i < count; ++i) {
+        _mm512_storeu_si512(s.keys.data() + (step + i) * kChunk + group * 16, r[i]);
+      }
+    }
+  }
+  for (int64_t i = begin - origin; i < end - origin; ++i) {
+    for (int64_t j = 0; j < d; j += 16) {
+      store16(s.values.data() + i * s.padded + j, load16(in.v + offset[i] + j, first_lanes(d - j)));
+    }
+  }
+}
+
+// Scores of H heads against the chunk's 64 keys -> weights[h][64] = exp(score - m); partial maximum and sum.
+template <typename T, int H>
+void chunk_weights(const AttentionInput<T>& in, const T* q, __mmask64 visible, AttentionScratch<T>& s) {
+  const int64_t d = in.shape.dim;
+  __m512 acc[H][4];
+  for (int h = 0; h < H; ++h)
+    for (int i = 0; i < 4; ++i) acc[h][i] = _mm512_setzero_ps();
+  const uint32_t* keys = s.keys.data();
+  for (int64_t step = 0; step < s.steps; ++step) {
+    __m512i key[4];
+    for (int i = 0; i < 4; ++i) key[i] = _mm512_loadu_si512(keys + step * kChunk + i * 16);
+    for (int h = 0; h < H; ++h) {
+      const __m512i word = broadcast_word(q + h * d + step * Word<T>::kWidth);
+      for (int i = 0; i < 4; ++i) acc[h][i] = Word<T>::dot(acc[h][i], key[i], word);
+    }
+  }
+  const __m512 lowest = _mm512_set1_ps(kNegInf);
+  for (int h = 0; h < H; ++h) {
+    for (int i = 0; i < 4; ++i) {
+      __m512 score = _mm512_mul_ps(acc[h][i], _mm512_set1_ps(in.scale));
+      if (in.softcap > 0) {
+        const __m512 cap = _mm512_set1_ps(in.softcap);
+        score = _mm512_mul_ps(tanh16(_mm512_div_ps(score, cap)), cap);
+      }
+      acc[h][i] = _mm512_mask_mov_ps(lowest, static_cast<__mmask16>(visible >> (16 * i)), score);
+    }
+    const float m = max_lanes(_mm512_max_ps(_mm512_max_ps(acc[h][0], acc[h][1]), _mm512_max_ps(acc[h][2], acc[h][3])));
+    __m512 w[4];
+    for (int i = 0; i < 4; ++i) {
+      w[i] = _mm512_maskz_mov_ps(static_cast<__mmask16>(visible >> (16 * i)),
+                                 exp16(_mm512_sub_ps(acc[h][i], _mm512_set1_ps(m))));
+      _mm512_storeu_ps(s.weights.data() + h * kChunk + i * 16, w[i]);
+    }
+    float* record = s.part.data() + h * partial_stride(d) + s.padded;
+    record[0] = m;
+    record[1] = sum_lanes(_mm512_add_ps(_mm512_add_ps(w[0], w[1]), _mm512_add_ps(w[2], w[3])));
+  }
+}
+
+// part[h][j] = sum over positions [begin, end) of the chunk, ascending, of weights[h][i] * values[i][j].
+template <typename T, int H, int N>
+void chunk_values_block(int64_t begin, int64_t end, int64_t column, int64_t record, AttentionScratch<T>& s) {
+  __m512 acc[H][N];
+  for (int h = 0; h < H; ++h)
+    for (int n = 0; n < N; ++n) acc[h][n] = _mm512_setzero_ps();
+  const float* values = s.values.data() + column;
+  const float* weights = s.weights.data();
+  for (int64_t i = begin; i < end; ++i) {
+    __m512 v[N];
+    for (int n = 0; n < N; ++n) v[n] = _mm512_loadu_ps(values + i * s.padded + n * 16);
+    for (int h = 0; h < H; ++h) {
+      const __m512 w = _mm512_set1_ps(weights[h * kChunk + i]);
+      for (int n = 0; n < N; ++n) acc[h][n] = _mm512_fmadd_ps(w, v[n], acc[h][n]);
+    }
+  }
+  for (int h = 0; h < H; ++h)
+    for (int n = 0; n < N; ++n) _mm512_storeu_ps(s.part.data() + h * record + column + n * 16, acc[h][n]);
+}
+
+template <typename T, int H>
+void chunk_heads(const AttentionInput<T>& in, const T* q, int64_t begin, int64_t end, AttentionScratch<T>& s) {
+  const __mmask64 upto = end >= 64 ? ~__mmask64(0) : (__mmask64(1) << end) - 1;
+  const __mmask64 visible = upto & ~((__mmask64(1) << begin) - 1);
+  chunk_weights<T, H>(in, q, visible, s);
+  const int64_t record = partial_stride(in.shape.dim);
+  int64_t column = 0;
+  for (; column + 64 <= s.padded; column += 64) chunk_values_block<T, H, 4>(begin, end, column, record, s);
+  for (; column + 32 <= s.padded; column += 32) chunk_values_block<T, H, 2>(begin, end, column, record, s);
+  for (; column < s.padded; column += 16) chunk_values_block<T, H, 1>(begin, end, column, record, s);
+}
+
+template <typename T>
+void run_attention_task(const AttentionInput<T>& in, const AttentionPlan& plan, const AttentionTask& task,
+                        int64_t kv_head, float* partials, AttentionScratch<T>& s) {
+  const RowBlock& block = plan.blocks[static_cast<size_t>(task.block)];
+  const int64_t d = in.shape.dim, group = in.shape.heads / in.shape.kv_heads, stride = partial_stride(d);
+  int64_t first = in.first_position(block.row_begin), last = in.positions[block.row_begin];
+  for (int64_t row = block.row_begin + 1; row < block.row_end; ++row) {
+    first = std::min(first, in.first_position(row));
+    last = std::max(last, in.positions[row]);
+  }
+  for (int64_t c = task.chunk_begin; c < task.chunk_end; ++c) {
+    const int64_t origin = c * kChunk;
+    load_chunk(in, block.sequence, kv_head, c, std::max(first, origin), std::min(last + 1, origin + kChunk), s);
+    for (int64_t row = block.row_begin; row < block.row_end; ++row) {
+      const int64_t row_first = in.first_position(row);
+      const int64_t begin = std::max<int64_t>(0, row_first - origin);
+      const int64_t end = std::min<int64_t>(kChunk, in.positions[row] + 1 - origin);
+      if (begin >= end) continue;
+      for (int64_t g = 0; g < group; g += kHeadsTogether) {
+        const int64_t count = std::min<int64_t>(kHeadsTogether, group - g);
+        const int64_t head = kv_head * group + g;
+        const T* q = in.q + row * in.q_stride + head * d;
+        switch (count) {
+          case 1: chunk_heads<T, 1>(in, q, begin, end, s); break;
+          case 2: chunk_heads<T, 2>(in, q, begin, end, s); break;
+          case 3: chunk_heads<T, 3>(in, q, begin, end, s); break;
+          default: chunk_heads<T, 4>(in, q, begin, end, s); break;
+        }
+        for (int64_t h = 0; h < count; ++h) {
+          const float* part = s.part.data() + h * stride;
+          if (plan.split) {
+            const int64_t rows = block.row_end - block.row_begin;
+            const int64_t index = ((c - block.chunk_begin) * rows + row - block.row_begin) * in.shape.heads + head + h;
+            std::memcpy(partials + (block.partial_begin + index) * stride, part,
+                        static_cast<size_t>(s.padded + 2) * sizeof(float));
+          } else {
+            float* state = s.states.data() + ((row - block.row_begin) * group + g + h) * stride;
+            merge_partial(state, part, s.padded, c == row_first / kChunk);
+          }
+        }
+      }
+    }
+  }
+  if (plan.split) return;
+  for (int64_t row = block.row_begin; row < block.row_end; ++row) {
+    for (int64_t g = 0; g < group; ++g) {
+      const float* state = s.states.data() + ((row - block.row_begin) * group + g) * stride;
+      finish_row(state, d, s.padded, in.out + row * in.out_stride + (kv_head * group + g) * d);
+    }
+  }
+}
+
+// Merges the partial records of `item` (a row of a block times a head) in chunk order. Split plans only.
+template <typename T>
+void merge_attention(const AttentionInput<T>& in, const RowBlock& block, int64_t row, float* partials) {
+  const int64_t d = in.shape.dim, padded = round_up(d, 16), stride = partial_stride(d);
+  const int64_t rows = block.row_end - block.row_begin;
+  const int64_t first = in.first_position(row) / kChunk, last = in.positions[row] / kChunk;
+  for (int64_t head = 0; head < in.shape.heads; ++head) {
+    auto record = [&](int64_t c) {
+      const int64_t index = ((c - block.chunk_begin) * rows + row - block.row_begin) * in.shape.heads + head;
+      return partials + (block.partial_begin + index) * stride;
+    };
+    float* state = record(first);
+    for (int64_t c = first + 1; c <= last; ++c) merge_partial(state, record(c), padded, false);
+    finish_row(state, d, padded, in.out + row * in.out_stride + head * d);
+  }
+}
+
+// All threads of a region call this together; it ends without a barrier.
+template <typename T>
+void attention_phase(const AttentionInput<T>& in, const AttentionPlan& plan, TaskCounter& tasks, TaskCounter& merges,
+                     float* partials, AttentionScratch<T>& scratch, Worker& worker) {
+  const auto total = static_cast<int64_t>(plan.tasks.size()) * in.shape.kv_heads;
+  for (int64_t i = tasks.next(); i < total; i = tasks.next()) {
+    const AttentionTask& task = plan.tasks[static_cast<size_t>(i / in.shape.kv_heads)];
+    run_attention_task(in, plan, task, i % in.shape.kv_heads, partials, scratch);
+  }
+  if (!plan.split) return;
+  worker.sync();
+  const auto blocks = static_cast<int64_t>(plan.blocks.size());
+  for (int64_t b = merges.next(); b < blocks; b = merges.next()) {
+    const RowBlock& block = plan.blocks[static_cast<size_t>(b)];
+    for (int64_t row = block.row_begin; row < block.row_end; ++row) merge_attention(in, block, row, partials);
+  }
+}
+
+}  // namespace truedraft

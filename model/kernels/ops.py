@@ -1,0 +1,236 @@
+"""The compiled kernels as Python calls. All release the GIL while they run.
+
+Every row's result depends on that row (and the K and V it may see) alone: not on the number of rows, their place,
+the threads or the block size. ``threads`` None means torch's thread count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TILE_COLUMNS = 32
+LAYER_TENSORS = 12  # tensors that decoder_stack takes per layer, in the order of fused_cpu's _layer_tensors
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """A weight ``[n, k]`` in tiles of 32 output columns: ``data`` is ``[tiles, steps, 32 * width]``, zero-padded."""
+
+    data: Tensor
+    columns: int
+    bias: Tensor | None  # [tiles * 32] float32
+
+
+class Kernels:
+    """Calls into ``torch.ops.truedraft``; :mod:`model.kernels.load` makes one when they are registered."""
+
+    def __init__(self) -> None:
+        self._ops: Any = torch.ops.truedraft
+
+    # -- weights ---------------------------------------------------------------------------------------------------
+
+    def empty_weights(self, elements: int, dtype: torch.dtype) -> Tensor:
+        """``[elements]`` uninitialised, on huge pages where the system has them."""
+        out: Tensor = self._ops.empty_weights(elements, dtype)
+        return out
+
+    def pack(
+        self, weight: Tensor, bias: Tensor | None = None, *, order: Tensor | None = None, out: Tensor | None = None
+    ) -> PackedWeight:
+        """Pack ``weight`` ``[n, k]`` bfloat16 or float32. ``order`` names the source row of each packed column
+        (-1: zeros; default: ascending); ``out`` is memory of :func:`packed_elements` to use."""
+        n, k = weight.shape
+        if order is None:
+            order = torch.arange(n)
+        columns = len(order)
+        tiles = -(-columns // TILE_COLUMNS)
+        padded = torch.full((tiles * TILE_COLUMNS,), -1, dtype=torch.int64)
+        padded[:columns] = order
+        width = _width(weight.dtype)
+        shape = (tiles, -(-k // width), TILE_COLUMNS * width)
+        data = torch.empty(shape, dtype=weight.dtype) if out is None else out.view(shape)
+        self._ops.pack_weight(weight.contiguous(), padded, data)
+        packed_bias = None
+        if bias is not None:
+            packed_bias = torch.where(padded >= 0, bias.float()[padded.clamp(min=0)], 0.0)
+        return PackedWeight(data, columns, packed_bias)
+
+    def pack_gated(
+        self, gate: Tensor, up: Tensor, gate_bias: Tensor | None, up_bias: Tensor | None, *, out: Tensor | None = None
+    ) -> PackedWeight:
+        """Gate and up projections ``[m, k]`` interleaved for :meth:`gated_matmul`: 16 columns of each a tile."""
+        m = gate.shape[0]
+        order = gated_order(m)
+        bias = None
+        if gate_bias is not None and up_bias is not None:
+            bias = torch.cat([gate_bias, up_bias])
+        packed = self.pack(torch.cat([gate, up]), bias, order=order, out=out)
+        return PackedWeight(packed.data, m, packed.bias)
+
+    # -- single kernels --------------------------------------------------------------------------------------------
+
+    def matmul(self, rows: Tensor, weight: PackedWeight, *, threads: int | None = None) -> Tensor:
+        """``rows`` ``[T, k]`` (of the weight's dtype) times the weight, plus its bias: ``[T, n]`` float32."""
+        out: Tensor = self._ops.matmul(rows, weight.data, weight.bias, weight.columns, _threads(threads))
+        return out
+
+    def gated_matmul(self, rows: Tensor, weight: PackedWeight, *, threads: int | None = None) -> Tensor:
+        """``silu(rows @ gate) * (rows @ up)``: ``[T, m]`` in the weight's dtype."""
+        out: Tensor = self._ops.gated_matmul(rows, weight.data, weight.bias, weight.columns, _threads(threads))
+        return out
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+        """``x`` ``[T, n]`` float32, ``weight`` ``[n]`` float32 -> ``[T, n]`` of ``dtype``."""
+        out: Tensor = self._ops.rms_norm(x, weight, eps, dtype)
+        return out
+
+    def rope_write(
+        self,
+        qkv: Tensor,
+        k_plane: Tensor,
+        v_plane: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        cosine: Tensor,
+        sine: Tensor,
+        *,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        eps: float = 0.0,
+    ) -> Tensor:
+        """Norm (if given) and rotate the heads of ``qkv`` ``[T, (H + 2 H_kv) D]`` float32; K and V go to ``slots``.
+
+        ``cosine``, ``sine``: ``[positions, D / 2]`` float32. Returns the queries ``[T, H, D]`` in the planes' dtype.
+        """
+        out: Tensor = self._ops.rope_write(
+            qkv, q_norm, k_norm, eps, cosine, sine, positions, slots, k_plane, v_plane
+        )
+        return out
+
+    def paged_attention(
+        self,
+        query: Tensor,
+        k_plane: Tensor,
+        v_plane: Tensor,
+        positions: Tensor,
+        row_starts: Tensor,
+        block_tables: Tensor,
+        *,
+        block_size: int,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        threads: int | None = None,
+    ) -> Tensor:
+        """``query`` ``[T, H, D]`` against the slots of each row's sequence, positions 0 (or the window's first) to
+        the row's own: ``[T, H, D]``. ``window`` and ``softcap`` 0 mean none; the rest is as in PackedBatch."""
+        out: Tensor = self._ops.paged_attention(
+            query,
+            k_plane,
+            v_plane,
+            positions,
+            row_starts,
+            block_tables,
+            block_size,
+            window,
+            scale,
+            softcap,
+            _threads(threads),
+        )
+        return out
+
+    def decoder_stack(self, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """The whole forward; see model.fused_cpu, its only caller."""
+        logits, hidden, layers = self._ops.decoder_stack(*arguments)
+        return logits, hidden, layers
+
+    # -- sampling --------------------------------------------------------------------------------------------------
+
+    def argmax_rows(self, logits: Tensor, *, threads: int | None = None) -> Tensor:
+        """``[R, V]`` float32 -> ``[R]`` int64: the lowest id among the greatest logits.
+
+        -1 for a row with NaN or +inf, or with nothing but -inf; so do the two below (NaN for the normaliser).
+        """
+        out: Tensor = self._ops.argmax_rows(logits.contiguous(), _threads(threads))
+        return out
+
+    def logsumexp_rows(self, logits: Tensor, *, threads: int | None = None) -> Tensor:
+        """``[R, V]`` float32 -> ``[R]`` float64, accumulated in double in one fixed order."""
+        out: Tensor = self._ops.logsumexp_rows(logits.contiguous(), _threads(threads))
+        return out
+
+    def keyed_sample_rows(
+        self,
+        logits: Tensor,
+        temperatures: Tensor,
+        seeds: Tensor,
+        steps: Tensor,
+        *,
+        min_p: Tensor | None = None,
+        top_k: Tensor | None = None,
+        top_p: Tensor | None = None,
+        threads: int | None = None,
+    ) -> Tensor:
+        """Keyed sampling of ``logits`` ``[R, V]`` float32: ``[R]`` int64.
+
+        ``temperatures`` float64 above 0, ``seeds`` int64 (64-bit patterns), ``steps`` int64 (output index t),
+        ``min_p`` float64 (0: off), ``top_k`` int64 (0: off), ``top_p`` float64 (1: off), all ``[R]``; applied in the
+        order temperature, min_p, top_k, top_p. The noise is specdec.noise's.
+        """
+        rows = logits.shape[0]
+        out: Tensor = self._ops.keyed_sample_rows(
+            logits.contiguous(),
+            temperatures,
+            torch.zeros(rows, dtype=torch.float64) if min_p is None else min_p,
+            torch.zeros(rows, dtype=torch.int64) if top_k is None else top_k,
+            torch.ones(rows, dtype=torch.float64) if top_p is None else top_p,
+            seeds,
+            steps,
+            _threads(threads),
+        )
+        return out
+
+    def keyed_uniforms(self, seed: int, step: int, count: int) -> Tensor:
+        """U of token ids 0 .. count - 1 at output index ``step``: ``[count]`` float64. ``seed``: 64-bit pattern."""
+        out: Tensor = self._ops.keyed_uniforms(seed, step, count)
+        return out
+
+
+def packed_elements(columns: int, k: int, dtype: torch.dtype) -> int:
+    """Elements of a packed weight of ``columns`` columns."""
+    width = _width(dtype)
+    return -(-columns // TILE_COLUMNS) * TILE_COLUMNS * -(-k // width) * width
+
+
+def gated_columns(m: int) -> int:
+    """Packed columns of gate and up projections of ``m`` rows each."""
+    return -(-m // 16) * TILE_COLUMNS
+
+
+def gated_order(m: int) -> Tensor:
+    """Source rows of [gate; up] for the packed columns: 16 of the gate, then the same 16 of the up projection."""
+    tiles = -(-m // 16)
+    rows = torch.arange(tiles * 16).view(tiles, 16)
+    gate = torch.where(rows < m, rows, -1)
+    up = torch.where(rows < m, rows + m, -1)
+    return torch.cat([gate, up], dim=1).view(-1)
+
+
+def block_tensors(tensors: Sequence[Tensor | None]) -> list[Tensor]:
+    """A list for an operation that takes no None: an empty tensor stands for it."""
+    return [torch.empty(0) if tensor is None else tensor for tensor in tensors]
+
+
+def _width(dtype: torch.dtype) -> int:
+    if dtype not in (torch.bfloat16, torch.float32):
+        raise ValueError(f"the kernels take bfloat16 or float32 weights, got {dtype}")
+    return 2 if dtype == torch.bfloat16 else 1
+
+
+def _threads(threads: int | None) -> int:
+    return torch.get_num_threads() if threads is None else threads
