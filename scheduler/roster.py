@@ -77,7 +77,8 @@ class Roster:
     def admit(self, now: float) -> Choice | None:
         """Give the queue's head a seat and blocks for all its known tokens, so that its prefill never runs out of them.
 
-        None if there is nobody, no seat, or no room.
+        None if there is nobody, no seat, or no room. One block for each running choice must be left over: they all
+        grow, and the one that came last would be preempted for it before long.
         """
         choice = self.waiting.head
         # While it is blocked nothing is tried: hashing a long prompt in every step is dear.
@@ -89,7 +90,7 @@ class Roster:
         if choice.may_read_prefix:
             # At least one row must run: the last token's logits are not cached.
             hits = self.manager.match_prefix(sequence.table, sequence.tokens, num_known - 1)
-        if not self.manager.reserve(sequence.table, num_known):
+        if not self.manager.reserve(sequence.table, num_known) or self._available_blocks() < len(self.running):
             self.manager.free(sequence.table)
             self._blocked = (choice, self._available_blocks())
             return None

@@ -11,9 +11,9 @@ and ``abort`` may be called all the same, and touch neither.
 
 Order. Everything goes by rank: priority (lower first), then arrival. Each step serves the running choices that
 decode, then the running ones that still compute known tokens, then admits from the waiting queue, whose head nobody
-overtakes. When blocks run out, a choice first does without its drafts and then the running choice of the worst rank is
-preempted: its blocks go back and it computes its tokens, outputs too, again later. Thus the running choice of the
-best rank moves on in every step, and as any single choice fits into the pool (``add`` sees to that), all end.
+overtakes. When blocks run out, drafts are done without first; then the running choice of the worst rank is preempted:
+its blocks go back and it computes its tokens, outputs too, again later. Thus the running choice of the best rank moves
+on in every step, and as any single choice fits into the pool (``add`` sees to that), all end.
 """
 
 from __future__ import annotations
@@ -151,40 +151,41 @@ class Scheduler:
             raise RuntimeError("the step before was not applied")
         for choice in self._forced.select(list(roster.running)):
             roster.preempt(choice)
-        decoding = [choice for choice in roster.running if choice.sequence.decoding]
+        num_running = len(roster.running)
+        decoding = self._reserve_decode([choice for choice in roster.running if choice.sequence.decoding])
         prefilling = [choice for choice in roster.running if not choice.sequence.decoding]
+
         rows_left = self.config.max_num_batched_tokens - len(decoding)
         drafts_left = draft_allowance(rows_left, self._pending_prefill(prefilling))
         grants = share_drafts([self._wanted_drafts(choice) for choice in decoding], drafts_left)
-        num_running = len(roster.running)
+        rows_left -= sum(grants)
+        drafts_left -= sum(grants)
 
-        items: list[PlanItem] = []
-        for choice, grant in zip(decoding, grants, strict=True):
-            # One that has lost its seat was preempted for a better one, in this loop.
-            if choice.state is ChoiceState.RUNNING and (drafts := self._reserve_decode(choice, grant)) is not None:
-                items.append(PlanItem(choice.sequence, 1, drafts))
-                rows_left -= drafts
-                drafts_left -= drafts
-        num_decoding = len(items)
-        catching_up = [choice for choice in prefilling if choice.state is ChoiceState.RUNNING]
+        prefill_items: list[PlanItem] = []
         # After a preemption those who run need the blocks: nobody comes in.
         may_admit = len(roster.running) == num_running
         now = self._clock()
         while rows_left > 0:
-            next_choice = catching_up.pop(0) if catching_up else roster.admit(now) if may_admit else None
-            if next_choice is None:
+            behind = prefilling.pop(0) if prefilling else roster.admit(now) if may_admit else None
+            if behind is None:
                 break
-            item = self._plan_prefill(next_choice, rows_left, drafts_left)
-            items.append(item)
+            item = self._plan_prefill(behind, rows_left, drafts_left)
+            prefill_items.append(item)
             rows_left -= item.num_tokens + item.max_drafts
             drafts_left -= item.max_drafts
+        # Lookahead slots come last: no draft may take the block that somebody needs.
+        decode_items = [
+            PlanItem(choice.sequence, 1, self._reserve_drafts(choice.sequence, grant))
+            for choice, grant in zip(decoding, grants, strict=True)
+        ]
 
+        items = decode_items + prefill_items
         if not items:
             if roster.choices:
                 raise RuntimeError(f"{len(roster.choices)} choices wait and none can run")
             return None
-        roster.tally.num_decode_tokens += num_decoding
-        roster.tally.num_prefill_tokens += sum(item.num_tokens for item in items[num_decoding:])
+        roster.tally.num_decode_tokens += len(decode_items)
+        roster.tally.num_prefill_tokens += sum(item.num_tokens for item in prefill_items)
         roster.in_flight = StepPlan(tuple(items))
         return roster.in_flight
 
@@ -287,22 +288,21 @@ class Scheduler:
         context_left = self.config.max_model_len - len(sequence.tokens)
         return max(0, min(choice.max_drafts, tokens_left - 1, context_left - 1))
 
-    def _reserve_decode(self, choice: Choice, drafts: int) -> int | None:
-        """Cover the last token and ``drafts`` lookahead slots: returns the drafts that it got room for.
+    def _reserve_decode(self, decoding: list[Choice]) -> list[Choice]:
+        """Cover the last token of each, preempting from the worst rank on if need be; returns those still running."""
+        for choice in decoding:
+            table, needed = choice.sequence.table, choice.sequence.num_computed + 1
+            # Those served before have a better rank, so the worst is this one or one behind it.
+            while choice.state is ChoiceState.RUNNING and not self._manager.reserve(table, needed):
+                self._roster.preempt(self._roster.running[-1])
+        return [choice for choice in decoding if choice.state is ChoiceState.RUNNING]
 
-        Preempts from the worst rank on if not even the one token has room; None if that came to ``choice`` itself.
-        """
-        sequence = choice.sequence
-        needed = sequence.num_computed + 1
-        if drafts and self._manager.reserve(sequence.table, needed + drafts):
+    def _reserve_drafts(self, sequence: Sequence, drafts: int) -> int:
+        """Cover lookahead slots for ``drafts`` behind all known tokens; returns how many there is room for."""
+        known = len(sequence.tokens)
+        if drafts and self._manager.reserve(sequence.table, known + drafts):
             return drafts
-        while not self._manager.reserve(sequence.table, needed):
-            # Those planned before have a better rank, so they are never the victim.
-            victim = self._roster.running[-1]
-            self._roster.preempt(victim)
-            if victim is choice:
-                return None
-        return min(drafts, sequence.table.num_slots - needed)
+        return min(drafts, sequence.table.num_slots - known)
 
     def _plan_prefill(self, choice: Choice, rows_left: int, drafts_left: int) -> PlanItem:
         """A chunk of known tokens; their blocks were reserved at admission.
@@ -313,16 +313,17 @@ class Scheduler:
         num_tokens = min(rows_left, sequence.num_uncomputed)
         drafts = 0
         if num_tokens == sequence.num_uncomputed and sequence.num_output_tokens:
-            drafts = min(self._wanted_drafts(choice), drafts_left, rows_left - num_tokens)
-            if drafts and not self._manager.reserve(sequence.table, len(sequence.tokens) + drafts):
-                drafts = 0
+            drafts = self._reserve_drafts(
+                sequence, min(self._wanted_drafts(choice), drafts_left, rows_left - num_tokens)
+            )
         return PlanItem(sequence, num_tokens, drafts)
 
     def _apply_output(self, choice: Choice, item: PlanItem, output: SequenceOutput, now: float) -> ChoiceEvent | None:
         if output.error is not None:
             return self._end(choice, "error", now, output.error)
         group, sequence = choice.group, choice.sequence
-        if sequence.num_computed >= sequence.num_prompt_tokens:
+        # A choice that only scores its prompt ends without having sampled from its last token.
+        if sequence.num_computed >= sequence.num_prompt_tokens or output.finish_reason is not None:
             self._note_prompt(group)
         try:
             choice.add_prompt_logprobs(output)

@@ -134,8 +134,8 @@ class ToyStep:
                 break
         tokens.extend(emitted)
         sequence.num_computed = len(tokens) - 1 if emitted else known_end - 1
-        self.manager.commit(sequence.table, tokens, sequence.num_computed)
-        trimmed = self.manager.truncate(sequence.table, sequence.num_computed)
+        self.manager.commit(sequence.table, tokens, max(known_end, sequence.num_computed))
+        trimmed = self.manager.truncate(sequence.table, len(tokens))
         return SequenceOutput(
             sequence.seq_id,
             token_ids=tuple(emitted),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -108,17 +109,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         bench = self.bench
         fits = bench.manager.fits(max(len(prompt), len(prompt) + max_tokens - 1))
         waiting = bench.scheduler.num_waiting_requests
-        try:
-            bench.add(request)
-        except RequestTooLarge as error:
-            assert error.reason == "kv_capacity"
-            assert not fits
-        except QueueFull as error:
-            assert error.reason == "queue_full"
-            assert waiting == bench.config.max_waiting_requests
+        if not fits:
+            with pytest.raises(RequestTooLarge) as refused:
+                bench.add(request)
+            assert refused.value.reason == "kv_capacity"
+        elif waiting == bench.config.max_waiting_requests:
+            with pytest.raises(QueueFull) as full:
+                bench.add(request)
+            assert full.value.reason == "queue_full"
         else:
-            assert fits
-            assert waiting < bench.config.max_waiting_requests
+            bench.add(request)
 
     @precondition(lambda self: self.plan is None)
     @rule()
