@@ -26,7 +26,7 @@ from model.attach import AttentionCall, attach
 from model.attention import AttentionTile, TileSequence, paged_attention
 from model.batch import PackedBatch
 from model.interface import ForwardOutput, ModelInfo
-from model.structure import ModelStructure, examine
+from model.structure import ModelStructure
 
 BASE_TILE = 16
 TILE_CLASSES = (BASE_TILE, 64, 256)
@@ -72,9 +72,16 @@ class GenericExecutor:
     ``tile_classes`` are the tile sizes it may use; all must give the same bits as the smallest (see model.probe).
     """
 
-    def __init__(self, model: PreTrainedModel, info: ModelInfo, *, tile_classes: Sequence[int] = (BASE_TILE,)) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        structure: ModelStructure,
+        info: ModelInfo,
+        *,
+        tile_classes: Sequence[int] = (BASE_TILE,),
+    ) -> None:
         self.model = model.eval()
-        self.structure: ModelStructure = examine(model)
+        self.structure = structure
         self.tile_classes = tuple(sorted(tile_classes))
         self._info = info
         self._storage: KVStorage | None = None

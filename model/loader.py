@@ -1,0 +1,259 @@
+"""Loading a checkpoint folder into an executor, with the checks that let it be served."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+from model.attach import ATTENTION_NAME, register
+from model.checks_cache import ChecksCache, digest, environment
+from model.errors import ModelError
+from model.gate import (
+    TOLERANCE,
+    check_behaviour,
+    check_config,
+    context_length,
+    packed_logits,
+    relative_difference,
+    short_sequences,
+)
+from model.generic import GenericExecutor
+from model.interface import Executor, ModelInfo
+from model.model_cache import default_home
+from model.probe import ExactnessReport, probe_exactness
+from model.structure import examine
+from model.tokenizer import Tokenizer
+from model.weights import read_state, weight_files
+
+_log = logging.getLogger(__name__)
+
+DTypeName = Literal["bfloat16", "float32", "auto"]
+ExecutorName = Literal["auto", "fused", "generic"]
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that may be served. ``executor`` needs a storage of the caller's (``bind``) before its first forward."""
+
+    executor: Executor
+    info: ModelInfo
+    exactness: ExactnessReport
+    fingerprint: str  # of all that a forward's bits depend on: weights, dtype, code, kernels, processor, threads
+    tokenizer_or_none: Tokenizer | None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises ModelError for a checkpoint without one."""
+        if self.tokenizer_or_none is None:
+            raise ModelError(f"{self.info.name} has no tokenizer, so text cannot be turned into token ids")
+        return self.tokenizer_or_none
+
+
+def load_model(
+    path: Path,
+    *,
+    dtype: DTypeName = "auto",
+    device: str = "cpu",
+    executor: ExecutorName = "auto",
+    num_threads: int | None = None,
+    max_batched_tokens: int = 512,
+    name: str | None = None,
+    home: Path | None = None,
+) -> LoadedModel:
+    """Load the checkpoint folder ``path`` (safetensors, config.json, tokenizer files), check it and measure it.
+
+    ``dtype`` "auto" is the checkpoint's own if that is bfloat16, else float32. ``executor`` "auto" is the fused one where
+    it supports the model and agrees with the generic one. ``num_threads`` sets torch's thread count for the process.
+    ``max_batched_tokens`` is the largest batch that the exactness probe covers. Results of the checks are kept under
+    ``home`` (default: TRUEDRAFT_HOME). Raises ModelError, one line, for whatever cannot be served.
+    """
+    if executor not in ("auto", "fused", "generic"):
+        raise ModelError(f"executor must be auto, fused or generic, got {executor!r}")
+    _check_device(device)
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    return _Loading(path, dtype, device, max_batched_tokens, name or path.name, home or default_home()).run(executor)
+
+
+class _Loading:
+    """One call of :func:`load_model`."""
+
+    def __init__(self, path: Path, dtype: str, device: str, budget: int, name: str, home: Path) -> None:
+        register()
+        self.path, self.device, self.budget, self.name = path, device, budget, name
+        self.cache = ChecksCache(home / "checks")
+        self.config = _read_config(path)
+        check_config(self.config)
+        self.dtype = _choose_dtype(dtype, self.config)
+        self.files = weight_files(path)
+        self.weights_hash = self.cache.weights_hash(self.files)
+        self.tokenizer = Tokenizer.from_folder(path)
+        self.depends_on = {
+            **environment(device),
+            "weights": self.weights_hash,
+            "config": digest((path / "config.json").read_text()),
+            "dtype": self.dtype,
+        }
+
+    def run(self, wanted: str) -> LoadedModel:
+        executor: Executor | None = None
+        if wanted in ("auto", "fused"):
+            executor = self._fused(required=wanted == "fused")
+        if executor is None:
+            executor = self._generic()
+        fingerprint = digest([self.depends_on, executor.kind])
+        key = digest(["exactness", self.depends_on, executor.kind, self.budget])
+        report = self.cache.report(key)
+        if report is None:
+            report = probe_exactness(executor, budget=self.budget)
+            self.cache.put_report(key, report)
+        elif isinstance(executor, GenericExecutor):
+            executor.tile_classes = report.tile_classes
+        _log.info("%s: %s, exactness %s: %s", self.name, executor.kind, report.level, report.detail)
+        return LoadedModel(executor, executor.info, report, fingerprint, self.tokenizer)
+
+    def _fused(self, *, required: bool) -> Executor | None:
+        """The fused executor if it supports the model and agrees with the generic one; else None, or ModelError."""
+        from model.fused import FusedExecutor, supports
+
+        if not supports(self.config):
+            if required:
+                raise ModelError(f"model type {self.config.model_type!r} is not supported by the fused executor")
+            return None
+        state = {key: value.to(_DTYPES[self.dtype]) for key, value in read_state(self.files).items()}
+        embeddings = state.get("model.embed_tokens.weight")
+        if embeddings is None:
+            raise ModelError(f"{self.path} holds no model.embed_tokens.weight")
+        head = state.get("lm_head.weight", embeddings)
+        fused = FusedExecutor.from_hf(
+            state, self.config, info=self._info(int(head.shape[0]), int(embeddings.shape[0])), device=self.device
+        )
+        del state, embeddings, head
+        difference = self._difference_from_generic(fused)
+        if difference <= TOLERANCE[self.dtype]:
+            return fused
+        reason = (
+            f"the fused executor ({fused.kind}) differs from the generic one by {difference:.2g} of the logits' norm "
+            f"({TOLERANCE[self.dtype]:.2g} allowed)"
+        )
+        if required:
+            raise ModelError(reason)
+        _log.warning("%s: %s; the generic executor serves it", self.name, reason)
+        return None
+
+    def _difference_from_generic(self, fused: Executor) -> float:
+        key = digest(["fused against generic", self.depends_on, fused.kind])
+        found = self.cache.get(key)
+        if isinstance(found, float):
+            return found
+        sequences = short_sequences(fused, fused.info.max_model_len)
+        expected = packed_logits(self._generic(), sequences)
+        got = packed_logits(fused, sequences)
+        difference = max(relative_difference(a, b, self.dtype) for a, b in zip(got, expected, strict=True))
+        self.cache.put(key, difference)
+        return difference
+
+    def _generic(self) -> GenericExecutor:
+        model = self._hf_model()
+        structure = examine(model)
+        info = self._info(structure.vocab_size, int(model.get_input_embeddings().weight.shape[0]))
+        executor = GenericExecutor(model, structure, info)
+        key = digest(["gate", self.depends_on])
+        if self.cache.get(key) is not True:
+            check_behaviour(executor)
+            self.cache.put(key, True)
+        return executor
+
+    def _hf_model(self) -> Any:
+        transformers.utils.logging.disable_progress_bar()
+        try:
+            model, loading = AutoModelForCausalLM.from_pretrained(
+                self.path,
+                dtype=_DTYPES[self.dtype],
+                attn_implementation=ATTENTION_NAME,
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+        except ModelError:
+            raise
+        except Exception as error:  # whatever a model's own code raises about its config or weights
+            raise ModelError(f"{self.path} cannot be loaded: {_first_line(error)}") from error
+        absent = [*sorted(loading["missing_keys"]), *sorted(str(key) for key in loading["mismatched_keys"])]
+        if absent:
+            raise ModelError(f"{self.path} lacks weights that fit the model: {', '.join(absent[:3])} ({len(absent)} in all)")
+        return model.to(self.device)
+
+    def _info(self, vocab_size: int, embedding_rows: int) -> ModelInfo:
+        text = self.config.get_text_config()
+        architectures = getattr(self.config, "architectures", None) or [type(self.config).__name__]
+        return ModelInfo(
+            name=self.name,
+            architecture=str(architectures[0]),
+            model_type=str(self.config.model_type),
+            dtype=self.dtype,
+            device=self.device,
+            num_layers=int(text.num_hidden_layers),
+            hidden_size=int(text.hidden_size),
+            vocab_size=vocab_size,
+            embedding_rows=embedding_rows,
+            max_model_len=context_length(self.config),
+            eos_token_ids=_stop_ids(self.path, self.config, self.tokenizer),
+            weights_hash=self.weights_hash,
+        )
+
+
+def _read_config(path: Path) -> Any:
+    if not (path / "config.json").is_file():
+        raise ModelError(f"{path} holds no config.json")
+    try:
+        return AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # whatever a config's own code raises about its fields
+        raise ModelError(f"{path}/config.json cannot be used: {_first_line(error)}") from error
+
+
+def _choose_dtype(wanted: str, config: Any) -> str:
+    if wanted == "auto":
+        stored = getattr(config.get_text_config(), "dtype", None) or getattr(config, "dtype", None)
+        return "bfloat16" if stored in (torch.bfloat16, "bfloat16") else "float32"
+    if wanted not in _DTYPES:
+        raise ModelError(f"dtype must be auto, {' or '.join(_DTYPES)}, got {wanted!r}")
+    return wanted
+
+
+def _stop_ids(path: Path, config: Any, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """Stop ids of generation_config.json (of config.json, if there is none) and the tokenizer, without duplicates."""
+    generation = config
+    if (path / "generation_config.json").is_file():
+        try:
+            generation = GenerationConfig.from_pretrained(path, local_files_only=True)
+        except Exception as error:  # whatever its validation raises
+            raise ModelError(f"{path}/generation_config.json cannot be used: {_first_line(error)}") from error
+    listed = getattr(generation, "eos_token_id", None)
+    ids = [] if listed is None else list(listed) if isinstance(listed, list | tuple) else [listed]
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        ids.append(tokenizer.eos_token_id)
+    return tuple(dict.fromkeys(int(i) for i in ids))
+
+
+def _check_device(device: str) -> None:
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise ModelError(f"unknown device {device!r}") from error
+    if kind not in ("cpu", "cuda"):
+        raise ModelError(f"device must be cpu or cuda, got {device!r}")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ModelError(f"device {device!r} is not available: torch {torch.__version__} finds no CUDA device")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -1,0 +1,137 @@
+"""The model's own tokenizer, as far as a server needs it: text to ids and back, pieces as bytes. No chat template."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from model.errors import ModelError
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+
+
+class Tokenizer:
+    """Wraps a Hugging Face tokenizer. Safe to use from several threads at once; never changes after construction.
+
+    Incremental text: decode a window of ids that starts before the new ones and take what the longer window adds
+    (a piece's leading space depends on its predecessor, and a character may span several ids: it shows as U+FFFD
+    until its last byte is there).
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._hf = tokenizer
+        self._rust: Any = getattr(tokenizer, "backend_tokenizer", None)
+        self._lock = threading.Lock()  # only for tokenizers without a Rust backend
+        if self._rust is not None:  # the Rust tokenizer obeys these on every call
+            self._rust.no_truncation()
+            self._rust.no_padding()
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Tokenizer | None:
+        """None if the folder holds no tokenizer; ModelError if it holds one that cannot be loaded."""
+        if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+            return None
+        try:
+            return cls(AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True))
+        except Exception as error:  # whatever a tokenizer's own code raises about its files
+            raise ModelError(f"the tokenizer in {folder} cannot be loaded: {_first_line(error)}") from error
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of ``text``. Special tokens written in the text become their ids."""
+        if self._rust is not None:
+            return list(self._rust.encode(text, add_special_tokens=add_special_tokens).ids)
+        with self._lock:
+            return list(self._hf.encode(text, add_special_tokens=add_special_tokens))
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of ``token_ids``, with U+FFFD for bytes that are no UTF-8. Ids without a piece give no text."""
+        if self._rust is not None:
+            return str(self._rust.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+        with self._lock:
+            known = [i for i in token_ids if i < self.vocab_size]
+            return str(
+                self._hf.decode(known, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
+            )
+
+    def token_piece(self, token_id: int) -> str | None:
+        """The vocabulary's own spelling, e.g. ``"Ġworld"``; None for an id without a piece."""
+        if self._rust is not None:
+            piece = self._rust.id_to_token(token_id)
+        else:
+            piece = self._hf.convert_ids_to_tokens(token_id) if token_id < self.vocab_size else None
+        return None if piece is None else str(piece)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that the token adds to a text, alone maybe not UTF-8. Empty for an id without a piece."""
+        piece = self.token_piece(token_id)
+        if piece is None:
+            return b""
+        if token_id in self._added_ids:
+            return piece.encode()
+        if "ByteLevel" in self._decoders and all(c in _BYTE_OF for c in piece):
+            return bytes(_BYTE_OF[c] for c in piece)
+        if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+            return bytes([int(piece[3:5], 16)])
+        return piece.replace("\u2581", " ").encode()
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids with a piece, added tokens included; a model's logits row may be wider."""
+        return len(self._hf)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        found = self._hf.bos_token_id
+        return None if found is None else int(found)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        found = self._hf.eos_token_id
+        return None if found is None else int(found)
+
+    @cached_property
+    def special_token_ids(self) -> frozenset[int]:
+        """What ``decode`` leaves out with ``skip_special_tokens``."""
+        return frozenset(int(i) for i in self._hf.all_special_ids) | frozenset(
+            i for i, token in self._added.items() if token.special
+        )
+
+    @property
+    def backend(self) -> Any:
+        """The ``tokenizers.Tokenizer``, or None for a tokenizer written in Python. Read only."""
+        return self._rust
+
+    @cached_property
+    def _added(self) -> dict[int, Any]:
+        return {int(i): token for i, token in self._hf.added_tokens_decoder.items()}
+
+    @cached_property
+    def _added_ids(self) -> frozenset[int]:
+        return frozenset(self._added)
+
+    @cached_property
+    def _decoders(self) -> frozenset[str]:
+        if self._rust is None:
+            return frozenset()
+        decoder = json.loads(self._rust.to_str()).get("decoder") or {}
+        return frozenset(str(part["type"]) for part in (decoder, *decoder.get("decoders", ())) if "type" in part)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+
+
+def _byte_letters() -> dict[str, int]:
+    """Byte-level vocabularies spell printable bytes as themselves, and the others as letters from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_letters()
