@@ -40,8 +40,8 @@ class Gate:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Let the loop turn until ``condition`` holds."""
-    while not condition():
-        await asyncio.sleep(0)  # noqa: ASYNC110 - there is no event for what the tests look at
+    while not condition():  # noqa: ASYNC110 - there is no event for what the tests look at
+        await asyncio.sleep(0)
 
 
 class Harness:
