@@ -24,17 +24,16 @@ COPY specdec specdec
 COPY kvcache kvcache
 COPY model model
 COPY bench bench
-# The kernels are compiled here, for every instruction set they know; the image that runs has no compiler.
-ENV TRUEDRAFT_HOME=/var/lib/truedraft
+# The kernels are compiled here, since the image that runs has no compiler, and lie beside the installation, where no
+# volume hides them. This machine need not have the instructions that they use.
 RUN pip install --no-deps --no-build-isolation . \
-    && mkdir -p "${TRUEDRAFT_HOME}" \
-    && truedraft build-kernels
+    && TRUEDRAFT_HOME=/opt/truedraft/share/truedraft truedraft build-kernels
 
 FROM python:${PYTHON_VERSION}-slim-bookworm
 RUN groupadd --gid 10001 truedraft \
-    && useradd --uid 10001 --gid 10001 --create-home --shell /usr/sbin/nologin truedraft
+    && useradd --uid 10001 --gid 10001 --create-home --shell /usr/sbin/nologin truedraft \
+    && install --directory --owner=10001 --group=10001 /var/lib/truedraft
 COPY --from=build /opt/truedraft /opt/truedraft
-COPY --from=build --chown=10001:10001 /var/lib/truedraft /var/lib/truedraft
 ENV PATH=/opt/truedraft/bin:${PATH} \
     PYTHONUNBUFFERED=1 \
     TRUEDRAFT_HOME=/var/lib/truedraft \
@@ -42,7 +41,7 @@ ENV PATH=/opt/truedraft/bin:${PATH} \
     TRUEDRAFT_PORT=8000
 USER 10001:10001
 WORKDIR /home/truedraft
-# Models and kernels: a named volume keeps the converted default model between containers.
+# Models: a named volume keeps the converted default model between containers.
 VOLUME ["/var/lib/truedraft"]
 EXPOSE 8000
 # The first start fetches and converts the default model before it is healthy.

@@ -2,10 +2,12 @@
 
 ::
 
-    <home>/kernels/<key>/truedraft_kernels.avx512bf16.so
+    <home>/kernels/<key>-<compiler>/truedraft_kernels.avx512bf16.so
+    <sys.prefix>/share/truedraft/kernels/...    the same, shipped with an installation (a container image)
 
-The key covers everything the object depends on: sources, flags, torch, compiler and processor architecture. The
-name carries the instruction set; :func:`missing_instructions` says at run time whether this processor has it.
+The key covers everything the object depends on: sources, flags, torch and processor architecture. A machine without
+a compiler takes an object that any compiler built from the same key. The name carries the instruction set;
+:func:`missing_instructions` says at run time whether this processor has it.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ _FLAGS = (
     "-mavx512bf16",
     "-w",
 )
+_OBJECT = f"truedraft_kernels.{INSTRUCTION_SET}.so"
 _SOURCES = Path(__file__).parent / "csrc"
 _BUILD_SECONDS = 600.0
 
@@ -68,12 +71,22 @@ def missing_instructions() -> tuple[str, ...]:
 
 def kernel_path(home: Path, compiler_version: str) -> Path:
     """Where the object for these sources, this torch and this compiler belongs, whether it exists or not."""
+    compiler = hashlib.sha256(compiler_version.encode()).hexdigest()[:8]
+    return home / "kernels" / f"{_key()}-{compiler}" / _OBJECT
+
+
+def _key() -> str:
     digest = hashlib.sha256()
-    for part in (INSTRUCTION_SET, " ".join(_FLAGS), torch.__version__, compiler_version, platform.machine()):
+    for part in (INSTRUCTION_SET, " ".join(_FLAGS), torch.__version__, platform.machine()):
         digest.update(part.encode() + b"\0")
     for source in sorted(_SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
-    return home / "kernels" / digest.hexdigest()[:20] / f"truedraft_kernels.{INSTRUCTION_SET}.so"
+    return digest.hexdigest()[:20]
+
+
+def find_built(home: Path) -> Path | None:
+    """An object for these sources and this torch under ``home``, whichever compiler made it."""
+    return min((home / "kernels").glob(f"{_key()}-*/{_OBJECT}"), default=None)
 
 
 def find_compiler() -> tuple[str, str]:
@@ -98,8 +111,18 @@ def build_kernels(*, home: Path | None = None, progress: Report | None = None) -
     say = progress or (lambda line: None)
     if platform.machine() not in ("x86_64", "AMD64"):
         raise KernelBuildError(f"the kernels are written for x86-64, this is {platform.machine()}")
-    compiler, version = find_compiler()
-    target = kernel_path(home or default_home(), version)
+    home = home or default_home()
+    shipped = find_built(Path(sys.prefix) / "share" / "truedraft")
+    if shipped is not None:
+        return shipped
+    try:
+        compiler, version = find_compiler()
+    except KernelBuildError:
+        built = find_built(home)
+        if built is None:
+            raise
+        return built
+    target = kernel_path(home, version)
     if target.is_file():
         return target
     try:
