@@ -12,6 +12,7 @@ import numpy as np
 from specdec.errors import InvalidLogits
 from specdec.pipeline import Row
 from specdec.plan import TokenLogprobs
+from specdec.selection import best_indices
 
 
 def logsumexp(row: Row) -> float:
@@ -50,9 +51,6 @@ def best_tokens(row: Row, count: int) -> list[int]:
     """The ``count`` best ids of ``row`` [V] (all of them if there are fewer), best first, lowest id first on a tie."""
     if count <= 0:
         return []
-    if count >= len(row):
-        best = np.arange(len(row))
-    else:
-        best = np.flatnonzero(row >= np.partition(row, len(row) - count)[len(row) - count])
+    best = best_indices(row, count)
     order = np.argsort(-row[best], kind="stable")[:count]
     return [int(token) for token in best[order]]

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from specdec.errors import InvalidLogits, NoTokenLeft, SamplingError
 from specdec.history import History
 from specdec.params import SamplingParams
+from specdec.selection import best_indices
 
 Row = NDArray[np.float32]  # [V] raw logits
 Ids = NDArray[np.int64]
@@ -105,6 +106,7 @@ def check_peak(peak: float) -> None:
         raise InvalidLogits(f"the model returned a logit of {peak}")
 
 
+@np.errstate(over="ignore")  # the caller looks at the result
 def _penalise(scores: Scores, params: SamplingParams, history: History) -> None:
     ids, counts = history.seen_ids, history.output_counts
     seen = scores[ids]
@@ -135,13 +137,13 @@ def _nothing_left(rules: SamplingRules, history: History, mask: Mask | None) -> 
 def candidates(adjusted: Scores, params: SamplingParams) -> Candidates:
     """Temperature (above 0), min_p, top_k and top_p, in this order. At least one token remains."""
     # Relative to the best: dividing by a tiny temperature then overflows to -inf, never to NaN.
-    scores = (adjusted - adjusted.max()) / params.temperature
+    with np.errstate(over="ignore"):
+        scores = (adjusted - adjusted.max()) / params.temperature
     alive = scores >= math.log(params.min_p) if params.min_p > 0.0 else scores > -np.inf
-    kept = np.flatnonzero(alive)
+    cut = 0 < params.top_k < int(np.count_nonzero(alive))
+    # The k best are all alive: whoever is better than an alive token is.
+    kept = _top_k(scores, params.top_k) if cut else np.flatnonzero(alive)
     scores = scores[kept]
-    if 0 < params.top_k < len(kept):
-        chosen = _top_k(scores, params.top_k)
-        kept, scores = kept[chosen], scores[chosen]
     if params.top_p < 1.0:
         chosen = _top_p(scores, params.top_p)
         kept, scores = kept[chosen], scores[chosen]
@@ -150,22 +152,19 @@ def candidates(adjusted: Scores, params: SamplingParams) -> Candidates:
 
 def _top_k(scores: Scores, k: int) -> Ids:
     """Indices, ascending, of the k best; among equals at the border the lowest ids win."""
-    border = np.partition(scores, len(scores) - k)[len(scores) - k]
-    above = np.flatnonzero(scores > border)
-    level = np.flatnonzero(scores == border)[: k - len(above)]
-    return np.sort(np.concatenate([above, level]))
+    best = best_indices(scores, k)
+    if len(best) > k:
+        best = np.sort(best[np.argsort(-scores[best], kind="stable")[:k]])
+    return best
 
 
 def _top_p(scores: Scores, top_p: float) -> Ids:
-    """Indices, ascending, of the smallest set of best tokens that holds ``top_p`` of the mass."""
+    """Indices, ascending, of the smallest set of best tokens that holds ``top_p`` of the mass; equals by lowest id."""
     weights = np.exp(scores)
     wanted = top_p * float(weights.sum())
     size = _NUCLEUS_START
     while True:
-        if size >= len(scores):
-            best = np.arange(len(scores))
-        else:
-            best = np.flatnonzero(scores >= np.partition(scores, len(scores) - size)[len(scores) - size])
+        best = best_indices(scores, size)
         best = best[np.argsort(-scores[best], kind="stable")]
         mass = np.cumsum(weights[best])  # sequential: a longer list begins with the same sums
         if mass[-1] >= wanted or len(best) == len(scores):

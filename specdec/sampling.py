@@ -36,8 +36,22 @@ class Kernels(Protocol):
     def logsumexp_rows(self, logits: Tensor) -> Tensor:
         """``[R, V]`` float32 -> ``[R]`` float64."""
 
-    def keyed_sample_rows(self, logits: Tensor, temperatures: Tensor, seeds: Tensor, steps: Tensor) -> Tensor:
-        """``[R, V]`` float32, ``[R]`` float64 (above 0), int64 (64-bit pattern of the seed), int64 -> ``[R]`` int64."""
+    def keyed_sample_rows(
+        self,
+        logits: Tensor,
+        temperatures: Tensor,
+        seeds: Tensor,
+        steps: Tensor,
+        *,
+        min_p: Tensor | None = None,
+        top_k: Tensor | None = None,
+        top_p: Tensor | None = None,
+    ) -> Tensor:
+        """``[R, V]`` float32 -> ``[R]`` int64: the race after temperature, min_p, top_k and top_p.
+
+        All ``[R]``: temperatures float64 above 0, seeds int64 (the 64-bit pattern), steps int64 (output indices),
+        min_p float64 (0: off), top_k int64 (0: off), top_p float64 (1: off).
+        """
 
 
 class SamplingState:
@@ -48,11 +62,6 @@ class SamplingState:
     def __init__(self, params: SamplingParams, tokens: Seq[int], num_prompt_tokens: int, vocab_size: int) -> None:
         self.rules = SamplingRules(params, vocab_size)
         self.history = History(tokens, num_prompt_tokens)
-
-
-def unfiltered(params: SamplingParams) -> bool:
-    """True if the whole distribution takes part in the race."""
-    return params.top_p >= 1.0 and params.top_k <= 0 and params.min_p <= 0.0
 
 
 def sample_row(
@@ -121,7 +130,7 @@ class Sampler:
 
     def batchable(self, params: SamplingParams) -> bool:
         """True if :meth:`sample_batch` takes this sequence's rows."""
-        return self._kernels is not None and params.plain and (params.greedy or unfiltered(params))
+        return self._kernels is not None and params.plain
 
     def sample_batch(self, logits: Tensor, jobs: Seq[RowJob]) -> dict[int, int]:
         """Token by row for all rows of ``jobs`` (batchable, ascending). ``logits``: ``[R, V]`` float32.
@@ -138,12 +147,14 @@ class Sampler:
         drawn = [job for job in jobs if not job.params.greedy]
         if drawn:
             rows = [row for job in drawn for row in range(job.first_row, job.first_row + job.count)]
-            counts = np.array([job.count for job in drawn])
-            temperatures = np.repeat(np.array([job.params.temperature for job in drawn], dtype=np.float64), counts)
-            seeds = np.repeat(np.array([job.params.seed for job in drawn], dtype=np.uint64), counts).view(np.int64)
-            steps = np.concatenate([np.arange(job.t, job.t + job.count, dtype=np.int64) for job in drawn])
             found = self._kernels.keyed_sample_rows(
-                _select(logits, rows), torch.from_numpy(temperatures), torch.from_numpy(seeds), torch.from_numpy(steps)
+                _select(logits, rows),
+                _spread([job.params.temperature for job in drawn], drawn, np.float64),
+                _spread([job.params.seed for job in drawn], drawn, np.uint64),
+                torch.tensor([job.t + i for job in drawn for i in range(job.count)]),
+                min_p=_spread([job.params.min_p for job in drawn], drawn, np.float64),
+                top_k=_spread([job.params.top_k for job in drawn], drawn, np.int64),
+                top_p=_spread([job.params.top_p for job in drawn], drawn, np.float64),
             )
             tokens.update(zip(rows, found.tolist(), strict=True))
         return tokens
@@ -163,3 +174,9 @@ def _select(logits: Tensor, rows: list[int]) -> Tensor:
     if len(rows) == logits.shape[0]:
         return logits
     return logits.index_select(0, torch.tensor(rows))
+
+
+def _spread(values: Seq[float], jobs: Seq[RowJob], dtype: type[np.generic]) -> Tensor:
+    """One value a job -> one value a row; unsigned 64-bit values keep their pattern."""
+    rows = np.repeat(np.array(values, dtype=dtype), [job.count for job in jobs])
+    return torch.from_numpy(rows.view(np.int64) if dtype is np.uint64 else rows)

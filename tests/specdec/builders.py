@@ -1,4 +1,4 @@
-"""Builders for the decoding tests: a small real model on paged planes, drafters of every temper, and a mini engine."""
+"""Builders for the decoding tests: a small real model on paged planes, a scripted drafter, and a mini engine."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from model.batch import PackedBatch
 from model.interface import Executor, ForwardOutput, ModelInfo
 from specdec.constraint import TokenConstraint
 from specdec.drafters.base import Drafter, DraftRequest
+from specdec.logprobs import logsumexp
+from specdec.noise import uniforms
 from specdec.params import SamplingParams
 from specdec.plan import PlanItem, SequenceOutput, StepPlan, StepResult, TokenLogprobs
 from specdec.sampling import Sampler
 from specdec.sequence import Sequence
 from specdec.step import SpeculativeStep
+from tests.specdec.laws import naive_law
 
 VOCAB = 40
 MAX_LEN = 128
@@ -139,44 +142,50 @@ class ScriptedDrafter:
         self.released.append(seq_id)
 
 
-def oracle(truth: Mapping[int, Seq[int]], wrong_after: int | None = None, vocab: int = VOCAB) -> ScriptedDrafter:
-    """Proposes the outputs in ``truth`` (by seq_id), except that drafts from ``wrong_after`` on are off by one."""
+class NumpyKernels:
+    """The kernels' contract in numpy, written without the sampler's own code where that is possible."""
 
-    def script(sequence: Sequence, limit: int) -> list[int]:
-        done = sequence.num_output_tokens
-        ahead = list(truth[sequence.seq_id][done : done + limit])
-        if wrong_after is not None:
-            ahead[wrong_after:] = [(token + 1) % vocab for token in ahead[wrong_after:]]
-        return ahead
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
 
-    return ScriptedDrafter(script, "oracle")
+    def argmax_rows(self, logits: torch.Tensor) -> torch.Tensor:
+        self.calls.append(("argmax_rows", len(logits)))
+        return torch.tensor([int(row.numpy().argmax()) if self._valid(row) else -1 for row in logits])
 
+    def logsumexp_rows(self, logits: torch.Tensor) -> torch.Tensor:
+        self.calls.append(("logsumexp_rows", len(logits)))
+        return torch.tensor(
+            [logsumexp(row.numpy()) if self._valid(row) else float("nan") for row in logits], dtype=torch.float64
+        )
 
-def random_drafter(seed: int = 0, vocab: int = VOCAB, full: bool = True) -> ScriptedDrafter:
-    """Random ids, and a random number of them unless ``full``."""
+    def keyed_sample_rows(
+        self,
+        logits: torch.Tensor,
+        temperatures: torch.Tensor,
+        seeds: torch.Tensor,
+        steps: torch.Tensor,
+        *,
+        min_p: torch.Tensor,
+        top_k: torch.Tensor,
+        top_p: torch.Tensor,
+    ) -> torch.Tensor:
+        self.calls.append(("keyed_sample_rows", len(logits)))
+        columns = (column.tolist() for column in (temperatures, seeds, steps, min_p, top_k, top_p))
+        tokens = []
+        for row, (temperature, seed, t, least, k, mass) in zip(logits, zip(*columns, strict=True), strict=True):
+            if not self._valid(row):
+                tokens.append(-1)
+                continue
+            params = SamplingParams(seed=seed % 2**64, temperature=temperature, min_p=least, top_k=k, top_p=mass)
+            law = np.array(naive_law(row.tolist(), params, [0], 1))
+            with np.errstate(divide="ignore"):
+                times = -np.log(uniforms(params.seed, t, np.arange(len(law)))) / law
+            tokens.append(int(times.argmin()))
+        return torch.tensor(tokens)
 
-    def script(sequence: Sequence, limit: int) -> list[int]:
-        rng = np.random.default_rng([seed, sequence.seq_id, len(sequence.tokens)])
-        return rng.integers(0, vocab, limit if full else rng.integers(0, limit + 1)).tolist()
-
-    return ScriptedDrafter(script, "random")
-
-
-def echo_drafter() -> ScriptedDrafter:
-    """Proposes a run of the sequence that followed the last token before: a poor man's n-gram."""
-
-    def script(sequence: Sequence, limit: int) -> list[int]:
-        tokens = sequence.tokens
-        for i in range(len(tokens) - 2, -1, -1):
-            if tokens[i] == tokens[-1]:
-                return (tokens[i + 1 :] * limit)[:limit]
-        return []
-
-    return ScriptedDrafter(script, "echo")
-
-
-def empty_drafter() -> ScriptedDrafter:
-    return ScriptedDrafter(lambda sequence, limit: [], "empty")
+    @staticmethod
+    def _valid(row: torch.Tensor) -> bool:
+        return bool(np.isfinite(row.numpy().max()))
 
 
 @dataclass

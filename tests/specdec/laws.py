@@ -1,0 +1,68 @@
+"""The processed distribution from first principles, and a test of whether samples follow a distribution."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+
+from specdec.params import SamplingParams
+
+
+def naive_law(logits: Seq[float], params: SamplingParams, tokens: Seq[int], num_prompt_tokens: int) -> list[float]:
+    """Probability of each token after ``tokens``, in plain Python, written straight from the contract."""
+    output = list(tokens[num_prompt_tokens:])
+    counts = Counter(output)
+    scores = [float(x) for x in logits]
+    forbidden = set()
+    if params.allowed_token_ids is not None:
+        forbidden |= set(range(len(scores))) - set(params.allowed_token_ids)
+    for word in params.bad_words:
+        if tuple(tokens[len(tokens) - len(word) + 1 :]) == word[:-1]:
+            forbidden.add(word[-1])
+    if len(output) < params.min_tokens:
+        forbidden |= params.stop_token_ids
+    for token, bias in params.logit_bias:
+        scores[token] += bias
+    for token in set(tokens):
+        x = scores[token]
+        scores[token] = x / params.repetition_penalty if x > 0 else x * params.repetition_penalty
+    for token, count in counts.items():
+        scores[token] -= params.frequency_penalty * count + params.presence_penalty
+    alive = [token for token in range(len(scores)) if token not in forbidden and scores[token] > -math.inf]
+    if params.greedy:
+        best = max(alive, key=lambda token: (scores[token], -token))
+        return [float(token == best) for token in range(len(scores))]
+    top = max(scores[token] for token in alive)
+    weights = {token: math.exp((scores[token] - top) / params.temperature) for token in alive}
+    weights = {token: w for token, w in weights.items() if w >= params.min_p * max(weights.values())}
+    ranked = sorted(weights, key=lambda token: (-weights[token], token))
+    if params.top_k:
+        ranked = ranked[: params.top_k]
+    total = sum(weights[token] for token in ranked)
+    kept, mass = [], 0.0
+    for token in ranked:
+        kept.append(token)
+        mass += weights[token]
+        if mass >= params.top_p * total:
+            break
+    total = sum(weights[token] for token in kept)
+    return [weights[token] / total if token in kept else 0.0 for token in range(len(scores))]
+
+
+def follows(samples: Iterable[int], law: Seq[float]) -> bool:
+    """Pearson's chi-squared test at the 0.1 % level. A sample of probability 0 fails it outright."""
+    counts = Counter(samples)
+    number = sum(counts.values())
+    if any(law[token] == 0.0 for token in counts):
+        return False
+    cells = [(counts[token], number * p) for token, p in enumerate(law) if p > 0.0]
+    assert min(expected for _, expected in cells) >= 5, "too few samples for the test"
+    statistic = sum((seen - expected) ** 2 / expected for seen, expected in cells)
+    degrees = len(cells) - 1
+    if degrees == 0:
+        return True
+    # Wilson and Hilferty's approximation of the quantile; 3.0902 is the normal one.
+    spread = 2 / (9 * degrees)
+    return statistic <= degrees * (1 - spread + 3.0902 * math.sqrt(spread)) ** 3
