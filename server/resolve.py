@@ -95,7 +95,7 @@ def _check_counts(request: CompletionRequest, settings: Settings) -> None:
     per_prompt = request.best_of or request.n
     if num_prompts * per_prompt > settings.max_choices:
         raise bad_request(
-            f"{num_prompts} prompts with {per_prompt} choices each are {num_prompts * per_prompt} choices; "
+            f"{num_prompts} prompts with n (or best_of) {per_prompt} are {num_prompts * per_prompt} choices; "
             f"at most {settings.max_choices} are allowed",
             "n",
         )
