@@ -1,0 +1,52 @@
+"""Subjects: the default model as it is served, and tiny random models on every other path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from model.loader import LoadedModel, load_model
+from model.source import resolve_model
+from tests.exactness.builders import Subject, build_requests, encoded_prompts
+from tests.exactness.tiny import TINY_MODELS, save_tiny
+
+
+@pytest.fixture(scope="session")
+def smol_path() -> Path:
+    return resolve_model(None).path
+
+
+@pytest.fixture(scope="session")
+def smol_fp32(smol_path: Path) -> LoadedModel:
+    return load_model(smol_path, dtype="float32", executor="auto")
+
+
+@pytest.fixture(scope="session")
+def smol_bf16(smol_path: Path) -> LoadedModel:
+    return load_model(smol_path, dtype="bfloat16", executor="auto")
+
+
+@pytest.fixture(autouse=True)
+def _restore_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+_SUBJECTS: dict[str, Subject] = {}
+
+
+@pytest.fixture(scope="session", params=["SmolLM2 bf16", *TINY_MODELS])
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    name: str = request.param
+    if name == "SmolLM2 bf16":
+        model: LoadedModel = request.getfixturevalue("smol_bf16")
+        prompts = encoded_prompts(model.tokenizer, longest=150, count=16)
+        stops = frozenset(model.info.eos_token_ids)
+        return Subject(name, model.executor, build_requests(prompts, 14, stops))
+    tiny = TINY_MODELS[name]
+    model = load_model(save_tiny(tiny, tmp_path_factory.mktemp("tiny")), dtype=tiny.dtype, executor=tiny.executor)
+    return Subject(name, model.executor, build_requests(tiny.prompts(), 12, frozenset()))
