@@ -33,9 +33,7 @@ class Stack(Protocol):
     @property
     def name(self) -> str: ...
 
-    def run(
-        self, batch: PackedBatch, planes: list[Tensor], *, capture: bool
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    def run(self, batch: PackedBatch, planes: list[Tensor], *, capture: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         """Logits ``[R, V]`` float32 on the CPU, final hidden states ``[R, H]``, layer outputs ``[L, T, H]``.
 
         ``planes`` are K and V of layer 0, then of layer 1, and so on; the rows' slots are written.

@@ -33,9 +33,7 @@ class CpuStack:
             self._layers += self._layer_tensors(layer)
         self._head = self._pack(weights.head).data
 
-    def run(
-        self, batch: PackedBatch, planes: list[Tensor], *, capture: bool
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    def run(self, batch: PackedBatch, planes: list[Tensor], *, capture: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         """Logits ``[R, V]`` float32, final hidden states ``[R, H]``, layer outputs ``[L, T, H]`` if captured."""
         spec = self._spec
         cosine, sine = self._rope.upto(int(batch.positions.max()))

@@ -37,9 +37,7 @@ class TorchStack:
     def name(self) -> str:
         return "torch" if self._device.type == "cpu" else f"torch-{self._device.type}"
 
-    def run(
-        self, batch: PackedBatch, planes: list[Tensor], *, capture: bool
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    def run(self, batch: PackedBatch, planes: list[Tensor], *, capture: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         logits: list[Tensor] = []
         hidden: list[Tensor] = []
         layers: list[Tensor] = []
@@ -61,9 +59,7 @@ class TorchStack:
             torch.cat(layers, dim=1) if capture else None,
         )
 
-    def _run_tile(
-        self, batch: PackedBatch, first: int, last: int, planes: list[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
+    def _run_tile(self, batch: PackedBatch, first: int, last: int, planes: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Residual stream ``[_TILE, H]`` float32 of rows ``[first, last)`` and what each layer left of it."""
         spec, count = self._spec, last - first
         input_ids = torch.zeros(_TILE, dtype=torch.int64)
@@ -86,12 +82,10 @@ class TorchStack:
             q, k = _rotate(q, cosine, sine).to(normed.dtype), _rotate(k, cosine, sine).to(normed.dtype)
             k_plane.index_copy_(0, slots, k[:count])
             v_plane.index_copy_(0, slots, v[:count])
-            attended = paged_attention(
-                q, k_plane, v_plane, tile, scaling=spec.scale, window=spec.windows[i] or None
-            )
+            attended = paged_attention(q, k_plane, v_plane, tile, scaling=spec.scale, window=spec.windows[i] or None)
             x = x + F.linear(attended.reshape(_TILE, -1), layer.out, layer.out_bias).float()
             normed = _norm(x, layer.mlp_norm, spec.eps).to(self._embedding.dtype)
-            gate = F.silu(F.linear(normed, layer.gate, layer.gate_bias).float())
+            gate = _silu(F.linear(normed, layer.gate, layer.gate_bias).float())
             gated = (gate * F.linear(normed, layer.up, layer.up_bias).float()).to(normed.dtype)
             x = x + F.linear(gated, layer.down, layer.down_bias).float()
             outputs.append(x)
@@ -130,6 +124,11 @@ class _Layer:
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMSNorm over the last dimension, float32 in and out."""
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+
+def _silu(x: Tensor) -> Tensor:
+    """torch's own silu in float32 rounds differently in its vector loop and in the remainder; its exp does not."""
+    return x / (1.0 + torch.exp(-x))
 
 
 def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

@@ -107,9 +107,7 @@ class Kernels:
 
         ``cosine``, ``sine``: ``[positions, D / 2]`` float32. Returns the queries ``[T, H, D]`` in the planes' dtype.
         """
-        out: Tensor = self._ops.rope_write(
-            qkv, q_norm, k_norm, eps, cosine, sine, positions, slots, k_plane, v_plane
-        )
+        out: Tensor = self._ops.rope_write(qkv, q_norm, k_norm, eps, cosine, sine, positions, slots, k_plane, v_plane)
         return out
 
     def paged_attention(
