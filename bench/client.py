@@ -80,7 +80,7 @@ async def stream_completion(client: httpx.AsyncClient, url: str, body: Mapping[s
 async def closed_loop(
     url: str, bodies: Sequence[Mapping[str, Any]], concurrency: int
 ) -> tuple[list[RequestTrace], float]:
-    """Send all ``bodies``, at most ``concurrency`` at a time; returns the traces in order and the wall time in seconds."""
+    """Send all ``bodies``, at most ``concurrency`` at a time; returns the traces in order and the wall time (s)."""
     gate = asyncio.Semaphore(concurrency)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=concurrency)
     async with httpx.AsyncClient(timeout=httpx.Timeout(600.0), limits=limits, trust_env=False) as client:

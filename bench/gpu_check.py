@@ -73,7 +73,7 @@ def make_requests(vocab_size: int, tokens: int, count: int) -> list[Request]:
 
 
 def compare(expected: list[Completion], got: list[Completion]) -> tuple[int, int, int, float]:
-    """(requests with equal ids, positions compared, positions with equal ids and logprobs, largest logprob difference)."""
+    """(requests with equal ids, positions compared, positions with equal ids and logprobs, worst logprob gap)."""
     same = positions = exact = 0
     worst = 0.0
     for a, b in zip(expected, got, strict=True):
@@ -90,12 +90,9 @@ def compare(expected: list[Completion], got: list[Completion]) -> tuple[int, int
 def run_checks(model: LoadedModel, label: str, tokens: int, count: int) -> bool:
     """Print one table for ``model``; True if every answer was identical under every condition."""
     requests = make_requests(model.info.vocab_size, tokens, count)
-    print(
-        f"\n### {label}: {model.executor.kind}, {model.info.dtype}, {model.info.device}; level at load {model.exactness.level}\n"
-    )
-    print(
-        "| condition | equal ids (requests) | equal ids and logprobs (positions) | largest logprob difference | seconds |"
-    )
+    info = model.info
+    print(f"\n### {label}: {model.executor.kind}, {info.dtype}, {info.device}; level at load {model.exactness.level}\n")
+    print("| condition | equal ids (requests) | equal ids and logprobs (positions) | worst logprob gap | seconds |")
     print("|---|---|---|---|---|")
     started = time.perf_counter()
     expected = run_offline(model.executor, REFERENCE.config, requests, batch=REFERENCE.batch)
@@ -128,9 +125,8 @@ def main(argv: list[str] | None = None) -> int:
         print("gpu_check: no CUDA device here; nothing was checked")
         return 0
     where = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
-    print(
-        f"GPU check on {where}: torch {torch.__version__}, transformers {transformers.__version__}, Python {sys.version.split()[0]}"
-    )
+    python = sys.version.split()[0]
+    print(f"GPU check on {where}: torch {torch.__version__}, transformers {transformers.__version__}, Python {python}")
     everything = True
     with tempfile.TemporaryDirectory() as temporary:
         path = args.model or random_model(Path(temporary), layers=args.layers, hidden=args.hidden)

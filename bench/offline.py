@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from kvcache.manager import KVCacheManager
 from kvcache.storage import KVStorage
 from model.interface import Executor
+from scheduler.config import SchedulerConfig
 from scheduler.request import ChoiceEvent, ChoiceSpec, EngineRequest, TextDecision
-from scheduler.scheduler import Scheduler, SchedulerConfig
+from scheduler.scheduler import Scheduler
 from specdec.drafters.base import Drafter
 from specdec.drafters.registry import make_drafter
 from specdec.params import SamplingParams
@@ -110,12 +111,16 @@ class OfflineEngine:
                 raise RuntimeError("the scheduler has work but plans no step")
             for seq_id in self.scheduler.take_released():
                 self.step.release(seq_id)
+            self.before_step()
             result = self.step.run(plan)
             self.steps.append(result.stats)
             for event in self.scheduler.apply(plan, result):
                 events[event.request_id].append(event)
             self.num_preemptions += self.scheduler.take_record(result.stats).num_preemptions
         return [_join(events[name]) for name in names]
+
+    def before_step(self) -> None:
+        """Called when a plan is made and its blocks are reserved; a test may disturb what must not matter."""
 
     def check_clean(self) -> None:
         """Raise AssertionError unless nothing runs and every block is free or merely cached."""

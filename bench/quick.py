@@ -70,9 +70,12 @@ def _row(workload: str, concurrency: int, speculation: str, rounds: list[tuple[l
     )
 
 
-async def _measure(base: str, args: argparse.Namespace) -> tuple[list[Row], int, int]:
-    url = f"{base}/v1/completions"
+def _measure(base: str, args: argparse.Namespace) -> tuple[list[Row], int, int]:
     model = httpx.get(f"{base}/v1/models", trust_env=False).json()["data"][0]["id"]
+    return asyncio.run(_measure_all(f"{base}/v1/completions", model, args))
+
+
+async def _measure_all(url: str, model: str, args: argparse.Namespace) -> tuple[list[Row], int, int]:
     rows: list[Row] = []
     compared = different = 0
     for workload in args.workloads:
@@ -142,10 +145,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("server_flags", nargs="*", help="after --: flags for the server that is started")
     args = parser.parse_args(argv)
     if args.url:
-        rows, compared, different = asyncio.run(_measure(args.url.rstrip("/"), args))
+        rows, compared, different = _measure(args.url.rstrip("/"), args)
     else:
         with tempfile.TemporaryDirectory() as folder, server_process(args.server_flags, Path(folder) / "log") as base:
-            rows, compared, different = asyncio.run(_measure(base, args))
+            rows, compared, different = _measure(base, args)
     print(_table(rows))
     print(f"\noutputs of off and on: {compared - different} of {compared} requests identical, token for token")
     return 1 if different else 0

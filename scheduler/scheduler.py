@@ -71,6 +71,10 @@ class Scheduler:
         """Choices with a seat."""
         return len(self._roster.running)
 
+    def running_sequences(self) -> list[Sequence]:
+        """The sequences that hold blocks, best rank first. To look at, not to change."""
+        return [choice.sequence for choice in self._roster.running]
+
     @property
     def num_waiting(self) -> int:
         """Choices without a seat, preempted ones among them."""

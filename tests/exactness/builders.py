@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -24,23 +25,19 @@ Request = tuple[list[int], SamplingParams]
 def sampling_variants(max_tokens: int, stop_token_ids: frozenset[int]) -> list[SamplingParams]:
     """One SamplingParams for each way in which a token can be chosen."""
     base = SamplingParams(seed=0, max_tokens=max_tokens, temperature=1.0, logprobs=3, stop_token_ids=stop_token_ids)
-    return [
-        dataclasses.replace(base, seed=mix_seed(2026, i), **change)
-        for i, change in enumerate(
-            (
-                {"temperature": 0.0},
-                {},
-                {"temperature": 0.0, "frequency_penalty": 0.8, "presence_penalty": 0.4},
-                {"temperature": 0.7, "top_p": 0.9},
-                {"temperature": 0.0, "repetition_penalty": 1.3},
-                {"top_k": 20, "min_p": 0.02},
-                {"temperature": 0.0},
-                {"temperature": 1.3, "top_k": 50, "top_p": 0.95, "presence_penalty": -0.5},
-                {"temperature": 0.0, "logit_bias": ((5, 2.0), (11, -100.0))},
-                {"min_tokens": 5, "temperature": 0.5},
-            )
-        )
-    ]
+    changes: tuple[dict[str, Any], ...] = (
+        {"temperature": 0.0},
+        {},
+        {"temperature": 0.0, "frequency_penalty": 0.8, "presence_penalty": 0.4},
+        {"temperature": 0.7, "top_p": 0.9},
+        {"temperature": 0.0, "repetition_penalty": 1.3},
+        {"top_k": 20, "min_p": 0.02},
+        {"temperature": 0.0},
+        {"temperature": 1.3, "top_k": 50, "top_p": 0.95, "presence_penalty": -0.5},
+        {"temperature": 0.0, "logit_bias": ((5, 2.0), (11, -100.0))},
+        {"min_tokens": 5, "temperature": 0.5},
+    )
+    return [dataclasses.replace(base, seed=mix_seed(2026, i), **change) for i, change in enumerate(changes)]
 
 
 @dataclass
