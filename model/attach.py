@@ -19,7 +19,15 @@ _STATE = "truedraft_state"
 
 # Keywords that models pass along and that change nothing for packed rows without a cache.
 _HARMLESS = frozenset(
-    {"position_ids", "use_cache", "output_attentions", "output_hidden_states", "return_dict", "cache_position"}
+    {
+        "cache_position",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_ids",
+        "return_dict",
+        "use_cache",
+    }
 )
 
 
@@ -85,7 +93,8 @@ def _attention(
         raise ModelError(f"{kind} attends in both directions, so its tokens cannot be decoded one by one")
     if query.dim() != 4 or query.shape[0] != 1 or key.shape[2] != query.shape[2]:
         raise ModelError(
-            f"{kind} attends from {tuple(query.shape)} to {tuple(key.shape)}, expected [1, heads, rows, dim] of the same rows"
+            f"{kind} attends from {tuple(query.shape)} to {tuple(key.shape)}, "
+            "expected [1, heads, rows, dim] of the same rows"
         )
     if query.shape[1] % key.shape[1]:
         raise ModelError(f"{kind} has {query.shape[1]} query heads for {key.shape[1]} KV heads")

@@ -46,7 +46,7 @@ def check_config(config: Any) -> None:
         raise ModelError(f"layers of type {', '.join(others)} cannot be served; only full and sliding attention can")
     for name in _CAPACITY_FIELDS:
         if getattr(text, name, None):
-            raise ModelError(f"its router drops tokens ({name} = {getattr(text, name)}), so answers depend on batch mates")
+            raise ModelError(f"its router drops tokens ({name} = {getattr(text, name)}): answers depend on batch mates")
     context_length(config)
 
 
@@ -145,8 +145,8 @@ def _compare(executor: GenericExecutor, a: Tensor, b: Tensor, what: str) -> None
     difference = relative_difference(a, b, executor.info.dtype)
     if not difference <= tolerance:
         raise ModelError(
-            f"model type {executor.info.model_type!r} cannot be served: {what} (by {difference:.2g} of the logits' norm, "
-            f"{tolerance:.2g} allowed)"
+            f"model type {executor.info.model_type!r} cannot be served: {what} "
+            f"(by {difference:.2g} of the logits' norm, {tolerance:.2g} allowed)"
         )
 
 
@@ -157,7 +157,8 @@ def _eager_logits(executor: GenericExecutor, ids: list[int]) -> Tensor:
     try:
         with torch.inference_mode():
             input_ids = torch.tensor([ids], device=model.device)
-            output = model(input_ids=input_ids, position_ids=torch.arange(len(ids), device=model.device)[None], use_cache=False)
+            positions = torch.arange(len(ids), device=model.device)[None]
+            output = model(input_ids=input_ids, position_ids=positions, use_cache=False)
             logits: Tensor = output.logits[0].float().cpu()
             return logits
     except Exception as error:

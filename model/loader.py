@@ -69,8 +69,8 @@ def load_model(
 ) -> LoadedModel:
     """Load the checkpoint folder ``path`` (safetensors, config.json, tokenizer files), check it and measure it.
 
-    ``dtype`` "auto" is the checkpoint's own if that is bfloat16, else float32. ``executor`` "auto" is the fused one where
-    it supports the model and agrees with the generic one. ``num_threads`` sets torch's thread count for the process.
+    ``dtype`` "auto" is the checkpoint's own if that is bfloat16, else float32. ``executor`` "auto" is the fused one
+    where it supports the model and agrees with the generic one. ``num_threads`` sets the process's torch threads.
     ``max_batched_tokens`` is the largest batch that the exactness probe covers. Results of the checks are kept under
     ``home`` (default: TRUEDRAFT_HOME). Raises ModelError, one line, for whatever cannot be served.
     """
@@ -189,7 +189,7 @@ class _Loading:
             raise ModelError(f"{self.path} cannot be loaded: {_first_line(error)}") from error
         absent = [*sorted(loading["missing_keys"]), *sorted(str(key) for key in loading["mismatched_keys"])]
         if absent:
-            raise ModelError(f"{self.path} lacks weights that fit the model: {', '.join(absent[:3])} ({len(absent)} in all)")
+            raise ModelError(f"{self.path} lacks {len(absent)} weights of the model: {', '.join(absent[:3])}")
         return model.to(self.device)
 
     def _info(self, vocab_size: int, embedding_rows: int) -> ModelInfo:

@@ -90,8 +90,8 @@ def _attention_of_each(layers: tuple[nn.Module, ...], recorder: _Recorder) -> tu
         calls = [module for module in remaining if id(module) in inside]
         if len(calls) != 1:
             raise ModelError(
-                f"decoder layer {i} ({type(layer).__name__}) calls the attention function {len(calls)} times instead of "
-                "once: it keeps state that paged KV cannot hold, or bypasses the attention interface"
+                f"decoder layer {i} ({type(layer).__name__}) calls the attention function {len(calls)} times, not 1: "
+                "it keeps state that paged KV cannot hold, or bypasses the attention interface"
             )
         attentions.append(calls[0])
         remaining.remove(calls[0])

@@ -34,7 +34,7 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 
 
 def read_state(files: tuple[Path, ...]) -> dict[str, Tensor]:
-    """All tensors by name, on the CPU, in the dtype of the file. Raises ModelError for a file that is no safetensors."""
+    """All tensors by name, on the CPU, in the file's dtype. Raises ModelError for a file that is no safetensors."""
     state: dict[str, Tensor] = {}
     for file in files:
         try:
