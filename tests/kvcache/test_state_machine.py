@@ -40,7 +40,7 @@ class Model:
 class KVCacheMachine(RuleBasedStateMachine):
     @initialize(
         block_size=st.sampled_from([1, 4, 16, 64]),
-        num_blocks=st.integers(1, 9),
+        num_blocks=st.integers(1, 10),
         hash_function=st.sampled_from([sha256, sha256, one_bit_hash, constant_hash]),
     )
     def build(self, block_size: int, num_blocks: int, hash_function: object) -> None:
@@ -74,22 +74,28 @@ class KVCacheMachine(RuleBasedStateMachine):
         letters=st.lists(st.integers(0, 1), min_size=0, max_size=4),
         tail=st.integers(1, 64),
         salt=st.sampled_from([b"", b"", b"a"]),
+        twins=st.booleans(),
     )
-    def admit(self, letters: list[int], tail: int, salt: bytes) -> None:
+    def admit(self, letters: list[int], tail: int, salt: bytes, twins: bool) -> None:
         tokens = [letter for letter in letters for _ in range(self.size)] + [0] * (1 + tail % self.size)
-        life = Life(self.manager.new_table(salt), tokens)
-        self.model.lives.append(life)
-        self.match(life)
+        self.model.lives += [Life(self.manager.new_table(salt), list(tokens)) for _ in range(2 if twins else 1)]
+        for life in self.model.lives[-2 if twins else -1 :]:
+            self.match(life)
+        if twins:  # side by side they compute the same blocks: duplicates
+            for life in self.model.lives[-2:]:
+                self.advance(life, len(life.tokens) - life.num_computed)
 
     @precondition(lambda self: any(life.running for life in self.model.lives))
     @rule(data=st.data())
     def step(self, data: st.DataObject) -> None:
         life = data.draw(st.sampled_from([life for life in self.model.lives if life.running]))
         todo = len(life.tokens) - life.num_computed
-        chunk = data.draw(st.integers(1, todo))
-        samples = chunk == todo
-        drafted = data.draw(st.integers(0, 2 * self.size + 1)) if samples else 0
-        accepted = data.draw(st.integers(0, drafted))
+        chunk = data.draw(st.sampled_from([todo, max(1, todo // 2), 1]))
+        drafted = data.draw(st.integers(0, 2 * self.size + 1)) if chunk == todo else 0
+        self.advance(life, chunk, drafted, accepted=data.draw(st.integers(0, drafted)))
+
+    def advance(self, life: Life, chunk: int, drafted: int = 0, accepted: int = 0) -> None:
+        samples = life.num_computed + chunk == len(life.tokens)
         before = (list(life.table.blocks), self.manager.stats())
         written = life.num_computed + chunk + drafted
         if not self.manager.reserve(life.table, written):
@@ -163,5 +169,5 @@ class KVCacheMachine(RuleBasedStateMachine):
 
 TestKVCacheMachine = KVCacheMachine.TestCase
 TestKVCacheMachine.settings = settings(
-    max_examples=150, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=200, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
