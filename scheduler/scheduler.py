@@ -155,7 +155,6 @@ class Scheduler:
             raise RuntimeError("the step before was not applied")
         for choice in self._forced.select(list(roster.running)):
             roster.preempt(choice)
-        num_running = len(roster.running)
         decoding = self._reserve_decode([choice for choice in roster.running if choice.sequence.decoding])
         prefilling = [choice for choice in roster.running if not choice.sequence.decoding]
 
@@ -166,11 +165,9 @@ class Scheduler:
         drafts_left -= sum(grants)
 
         prefill_items: list[PlanItem] = []
-        # After a preemption those who run need the blocks: nobody comes in.
-        may_admit = len(roster.running) == num_running
         now = self._clock()
         while rows_left > 0:
-            behind = prefilling.pop(0) if prefilling else roster.admit(now) if may_admit else None
+            behind = prefilling.pop(0) if prefilling else roster.admit(now)
             if behind is None:
                 break
             item = self._plan_prefill(behind, rows_left, drafts_left)

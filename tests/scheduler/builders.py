@@ -69,7 +69,7 @@ class ToyFilter:
 
 
 class ToyStep:
-    """A step as the contract has it. Each draft is right with probability ``accept``."""
+    """A step as the contract has it. Each draft is right with probability ``accept``; at 1 it drafts all it may."""
 
     def __init__(self, manager: KVCacheManager, *, accept: float = 0.6, seed: int = 0) -> None:
         self.manager = manager
@@ -106,7 +106,7 @@ class ToyStep:
             return SequenceOutput(sequence.seq_id, error="planted")
         known_end = start + item.num_tokens
         drafts: list[int] = []
-        for _ in range(self.random.randint(0, item.max_drafts)):
+        for _ in range(item.max_drafts if self.accept == 1.0 else self.random.randint(0, item.max_drafts)):
             right = next_token(tokens + drafts, params.seed)
             drafts.append(right if self.random.random() < self.accept else self.random.randrange(VOCAB))
         self.write(sequence.table, tokens[:known_end] + drafts, start)

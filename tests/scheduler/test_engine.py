@@ -28,7 +28,7 @@ class Gate:
 
     def __call__(self, plan: StepPlan) -> None:
         self.entered.set()
-        assert self._open.wait(timeout=60)
+        assert self._open.wait(timeout=30)
 
     async def wait_entered(self) -> None:
         await asyncio.to_thread(self.entered.wait, 60)
@@ -39,9 +39,12 @@ class Gate:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop turn until ``condition`` holds."""
-    while not condition():  # noqa: ASYNC110 - there is no event for what the tests look at
-        await asyncio.sleep(0)
+    """Let the loop turn until ``condition`` holds. Raises AssertionError if it never does."""
+    for _ in range(20_000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("waited in vain")
 
 
 class Harness:
@@ -69,7 +72,11 @@ def run(test: Callable[[Harness], Awaitable[None]], harness: Harness | None = No
     async def main() -> Harness:
         h = harness or Harness()
         h.engine.start()
-        await asyncio.wait_for(test(h), timeout=120)
+        try:
+            await asyncio.wait_for(test(h), timeout=60)
+        except BaseException:
+            await h.engine.shutdown(drain=False)
+            raise
         assert await h.engine.shutdown(drain=True, timeout=60)
         h.bench.check_all_free()
         return h
