@@ -79,8 +79,8 @@ def _serve(settings: Settings) -> int:
     from server.run import bind, run
 
     try:
-        sock = bind(settings)  # before the model is loaded: a port in use is told at once
-        return run(build_service(settings, report), sock, report)
+        with bind(settings) as sock:  # before the model is loaded: a port in use is told at once
+            return run(build_service(settings, report), sock, report)
     except (StartError, ModelError, ModelSourceError) as error:
         report(f"error: {error}")
         return 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.body import MAX_DEPTH, parse_json_object
@@ -47,35 +47,29 @@ def test_what_is_not_strict_json_is_a_400(body: bytes) -> None:
     json.dumps(caught.value.body, ensure_ascii=False).encode()
 
 
+SCALARS = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
 JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**70), 2**70)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    SCALARS | st.text(st.characters(codec="utf-8")),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner),
     max_leaves=20,
 )
 
 
+@settings(max_examples=40)
 @given(st.dictionaries(st.text(st.characters(codec="utf-8")), JSON), st.booleans())
 def test_strict_json_comes_back_as_it_was(value: dict[str, object], ascii_only: bool) -> None:
-    try:
-        body = json.dumps(value, ensure_ascii=ascii_only).encode()
-    except UnicodeEncodeError:
-        return
-    try:
-        assert parse_json_object(body) == value
-    except APIError as error:
-        assert "surrogate" in error.message
+    assert parse_json_object(json.dumps(value, ensure_ascii=ascii_only).encode()) == value
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_an_object_or_a_400(body: bytes) -> None:
+    status = 200
     try:
-        assert isinstance(parse_json_object(body), dict)
+        parsed = parse_json_object(body)
     except APIError as error:
-        assert error.status == 400
+        parsed, status = {}, error.status
+    assert isinstance(parsed, dict)
+    assert status in (200, 400)
 
 
 def test_brackets_in_strings_are_no_depth() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import pytest
@@ -134,7 +135,7 @@ def test_how_tokens_are_cut_into_runs_changes_nothing(
     ids: list[int], stops: list[str], min_tokens: int, data: st.DataObject
 ) -> None:
     cuts = sorted(data.draw(st.sets(st.integers(1, len(ids)), max_size=8)) | {0, len(ids)})
-    runs = [ids[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+    runs = [ids[a:b] for a, b in itertools.pairwise(cuts)]
     one = run(ChoiceText(BYTE_LEVEL, stop=stops, min_tokens=min_tokens), [ids])
     assert run(ChoiceText(BYTE_LEVEL, stop=stops, min_tokens=min_tokens), runs) == one
 

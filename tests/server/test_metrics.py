@@ -1,0 +1,155 @@
+"""The metrics adapter, and what the endpoint serves."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvcache.manager import KVCacheStats
+from scheduler.request import ChoiceTiming
+from scheduler.stats import FinishedChoice, SequenceStep, StepRecord
+from server.metrics import Metrics
+from specdec.plan import StepStats
+
+TIMING = ChoiceTiming(
+    arrival_time=10.0,
+    first_scheduled_time=10.5,
+    first_token_time=11.0,
+    last_token_time=13.0,
+    num_prompt_tokens=7,
+    num_cached_tokens=0,
+    num_output_tokens=5,
+)
+RECORD = StepRecord(
+    step=StepStats(
+        num_rows=12,
+        num_sequences=3,
+        rollback_tokens=3,
+        blocks_trimmed=1,
+        stage_seconds={"draft": 0.001, "verify": 0.02, "unheard_of": 1.0},
+    ),
+    step_seconds=0.03,
+    overhead_seconds=0.001,
+    num_prefill_tokens=4,
+    num_decode_tokens=2,
+    num_running=3,
+    num_waiting=2,
+    num_preemptions=1,
+    kv=KVCacheStats(
+        num_blocks=10,
+        free_blocks=4,
+        cached_blocks=2,
+        used_blocks=4,
+        prefix_queries=0,
+        prefix_hits=0,
+        block_size=4,
+        used_slots=12,
+    ),
+    prefix_queries=20,
+    prefix_hits=5,
+    num_prompt_tokens=7,
+    num_generation_tokens=6,
+    sequences=(SequenceStep(3, 4, 4, 2), SequenceStep(1, 4, 1, 0), SequenceStep(2, 0, 0, 0)),
+    first_token_seconds=(0.3,),
+    inter_token_seconds=(0.02, 0.03),
+    finished=(
+        FinishedChoice("r", 0, "stop", TIMING, 13.5, last_of_request=True),
+        FinishedChoice("s", 0, "abort", TIMING, 13.5, last_of_request=True),
+    ),
+)
+
+
+def samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = {k: v for k, v in sample.labels.items() if k not in ("model_name", "engine")}
+            found[sample.name.removeprefix("truedraft_"), frozenset(labels.items())] = sample.value
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "value"),
+    [
+        ("num_requests_running", {}, 3),
+        ("num_requests_waiting", {}, 2),
+        ("kv_cache_usage_perc", {}, 0.4),
+        ("kv_blocks", {"state": "free"}, 4),
+        ("kv_blocks", {"state": "cached"}, 2),
+        ("kv_fragmentation_ratio", {}, 0.25),
+        ("prompt_tokens_total", {}, 14),
+        ("generation_tokens_total", {}, 12),
+        ("num_preemptions_total", {}, 2),
+        ("request_success_total", {"finished_reason": "stop"}, 2),
+        ("request_success_total", {"finished_reason": "abort"}, 2),
+        ("prefix_cache_queries_total", {}, 40),
+        ("prefix_cache_hits_total", {}, 10),
+        ("prefix_reuse_ratio", {}, 0.25),
+        ("time_to_first_token_seconds_sum", {}, 0.6),
+        ("inter_token_latency_seconds_count", {}, 4),
+        ("request_time_per_output_token_seconds_sum", {}, 1.0),
+        ("e2e_request_latency_seconds_sum", {}, 7.0),
+        ("request_queue_time_seconds_sum", {}, 1.0),
+        ("request_prefill_time_seconds_sum", {}, 1.0),
+        ("request_decode_time_seconds_sum", {}, 4.0),
+        ("iteration_tokens_total_sum", {}, 24),
+        ("step_duration_seconds_sum", {"stage": "verify"}, 0.04),
+        ("spec_decode_num_drafts_total", {}, 4),
+        ("spec_decode_num_draft_tokens_total", {}, 10),
+        ("spec_decode_num_accepted_tokens_total", {}, 4),
+        ("spec_decode_num_accepted_tokens_per_pos_total", {"position": "0"}, 2),
+        ("spec_decode_num_accepted_tokens_per_pos_total", {"position": "1"}, 2),
+        ("spec_decode_num_accepted_tokens_per_pos_total", {"position": "2"}, 0),
+        ("spec_decode_acceptance_length_sum", {}, 8),
+        ("spec_decode_acceptance_length_count", {}, 4),
+        ("spec_decode_rollback_tokens_total", {}, 6),
+        ("kv_blocks_trimmed_total", {}, 2),
+        ("kv_blocks_moved_total", {}, 0),
+        ("kv_alignment_bytes_moved_total", {}, 0),
+        ("exactness_level", {}, 0),
+        ("admission_rejections_total", {"reason": "queue_full"}, 1),
+    ],
+)
+def test_two_equal_records_are_counted_twice(name: str, labels: dict[str, str], value: float) -> None:
+    metrics = Metrics(model_name="m", max_speculative_tokens=4, exactness_level=0)
+    metrics.observe(RECORD)
+    metrics.observe(RECORD)
+    metrics.reject("queue_full")
+    assert samples(metrics.render().decode())[name, frozenset(labels.items())] == pytest.approx(value)
+
+
+def test_aborted_requests_have_no_latency() -> None:
+    metrics = Metrics(model_name="m", max_speculative_tokens=4)
+    metrics.observe(RECORD)
+    assert samples(metrics.render().decode())["e2e_request_latency_seconds_count", frozenset()] == 1
+
+
+def test_two_services_in_one_process_do_not_share_numbers() -> None:
+    one, other = (Metrics(model_name="m", max_speculative_tokens=4) for _ in range(2))
+    one.observe(RECORD)
+    assert samples(other.render().decode())["generation_tokens_total", frozenset()] == 0
+
+
+@pytest.mark.parametrize("accept", ["*/*", "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"])
+def test_the_endpoint_serves_the_text_format_whatever_is_asked_for(http: httpx.Client, accept: str) -> None:
+    response = http.get("/metrics", headers={"Accept": accept})
+    assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    families = list(text_string_to_metric_families(response.text))
+    assert len(families) > 30
+    for family in families:
+        assert family.name.startswith("truedraft_")
+        assert family.documentation
+        for sample in family.samples:
+            assert sample.labels["engine"] == "0"
+            assert sample.labels["model_name"] == "tiny"
+
+
+def test_no_label_comes_from_a_request(http: httpx.Client) -> None:
+    marked = {"user": "label-user", "cache_salt": "label-salt", "prompt": "label-prompt", "model": "label-model"}
+    http.post("/v1/completions", json={**marked, "max_tokens": 1})
+    http.post(
+        "/v1/completions", json={**marked, "model": "tiny", "max_tokens": 1}, headers={"X-Request-Id": "label-id"}
+    )
+    http.get("/label-path")
+    assert "label-" not in http.get("/metrics").text
