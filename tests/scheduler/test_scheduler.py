@@ -193,6 +193,15 @@ class TestOrder:
         assert bench.finish("a").timing.num_drafted > 0  # type: ignore[union-attr]
         assert bench.scheduler.take_record(None).num_preemptions == 0
 
+    def test_nobody_comes_in_only_to_be_preempted(self) -> None:
+        # The second would take the last block, and the first needs one in the step after.
+        bench = Bench(num_blocks=6, block_size=2, prefix_cache=False, config=config(num_speculative_tokens=0))
+        bench.add(build_request("first", prompt(3), max_tokens=6))
+        bench.run_step()
+        bench.add(build_request("second", prompt(8, 9), max_tokens=2))
+        bench.drain()
+        assert bench.scheduler.take_record(None).num_preemptions == 0
+
     def test_drafts_do_not_starve_a_prompt(self) -> None:
         bench = Bench(
             accept=0.0, config=config(max_num_seqs=4, max_num_batched_tokens=8, num_speculative_tokens=8), num_blocks=99
