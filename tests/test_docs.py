@@ -47,6 +47,17 @@ def test_every_field_of_a_request_is_documented_and_no_other() -> None:
     assert documented == set(CompletionRequest.model_fields) | set(NOT_SUPPORTED)
 
 
+def test_every_endpoint_is_documented_and_no_other() -> None:
+    sources = "\n".join(path.read_text("utf-8") for path in (ROOT / "server" / "routes").glob("*.py"))
+    served = {
+        f"{verb.upper()} {path.replace(':path', '')}"
+        for verb, path in re.findall(r'@router\.(get|post)\("([^"]+)"', sources)
+    }
+    served |= {"GET /docs", "GET /openapi.json"}  # FastAPI's own
+    documented = set().union(*(codes(row[0]) for row in table_rows(API[: API.index("\n## ")])))
+    assert documented == served
+
+
 def metric_names() -> set[str]:
     metrics = Metrics(model_name="m", max_speculative_tokens=2, exactness_level=0, cache_config={"block_size": 16})
     return {
