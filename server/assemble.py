@@ -94,6 +94,7 @@ def assemble(settings: Settings, loaded: LoadedModel, names: tuple[str, ...]) ->
             max_model_len=max_model_len,
             num_speculative_tokens=k,
             max_waiting_requests=settings.max_waiting,
+            max_waiting_tokens=settings.max_waiting_tokens,
         ),
         text_filters=TextFilters(tokenizer),
     )

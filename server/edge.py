@@ -15,6 +15,7 @@ from server.errors import APIError, bad_request
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:\-]")
 MAX_REQUEST_ID = 128
+_POLLED = ("/health", "/live", "/metrics")  # by machines, every few seconds
 
 logger = logging.getLogger("truedraft.access")
 
@@ -61,7 +62,8 @@ class EdgeMiddleware:
                 raise  # the answer has begun: only closing the connection can still tell the client
             await error_response(APIError(500, "the server failed"))(scope, receive, send_with_id)
         finally:
-            logger.info(
+            logger.log(
+                logging.DEBUG if scope["path"] in _POLLED else logging.INFO,
                 "%s %s %d",
                 scope["method"],
                 scope["path"][:256].encode("unicode_escape").decode("ascii"),

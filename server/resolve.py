@@ -90,8 +90,9 @@ def _check_counts(request: CompletionRequest, settings: Settings) -> None:
         if request.stream:
             raise bad_request("best_of cannot be streamed; leave out one of best_of and stream", "best_of")
     num_prompts = len(request.prompt)
-    if num_prompts > settings.max_prompts:
-        raise bad_request(f"prompt holds {num_prompts} prompts; at most {settings.max_prompts} are allowed", "prompt")
+    most = min(settings.max_prompts, settings.max_waiting)  # more could never wait together
+    if num_prompts > most:
+        raise bad_request(f"prompt holds {num_prompts} prompts; at most {most} are allowed", "prompt")
     per_prompt = request.best_of or request.n
     if num_prompts * per_prompt > settings.max_choices:
         raise bad_request(

@@ -103,6 +103,12 @@ class Settings(BaseSettings):
     )
     max_waiting: int = Field(1024, ge=1, description="Most requests that wait; beyond it the answer is 503.")
 
+    max_waiting_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Most prompt tokens of requests that wait; beyond it the answer is 503. Unset: no bound.",
+    )
+
     # --- speculation ---
     num_speculative_tokens: int = Field(
         4,

@@ -23,6 +23,8 @@ from server.sse import DONE, EventStream, data_event, dump_json
 
 logger = logging.getLogger("truedraft.completions")
 
+# The logprobs of a longer prompt are put into words in a thread: the event loop also drives the engine.
+THREAD_ABOVE_TOKENS = 256
 CLIENT_CLOSED_REQUEST = 499  # nobody reads it; the log does
 
 
@@ -118,7 +120,7 @@ class _Completion:
         async for batch in self._events.events():
             for event in batch:
                 _raise_if_failed(event)
-                self._choices[event.index].take(event)
+                await self._take(event, keep=True)
         return {
             **self._head,
             "choices": choose_best(self._choices, self._resolved.num_sampled, self._request.n),
@@ -126,6 +128,12 @@ class _Completion:
             "seed": self._resolved.seed,
             "metrics": request_metrics(self._choices),
         }
+
+    async def _take(self, event: ChoiceEvent, *, keep: bool) -> dict[str, Any]:
+        choice = self._choices[event.index]
+        if event.prompt_logprobs is not None and len(event.prompt_logprobs) > THREAD_ABOVE_TOKENS:
+            return await asyncio.to_thread(choice.take, event, keep=keep)
+        return choice.take(event, keep=keep)
 
     async def stream(self) -> AsyncIterator[bytes]:
         """The answer as server-sent events. A failure is an event of its own, then the end."""
@@ -137,7 +145,7 @@ class _Completion:
                 chunks = []
                 for event in batch:
                     _raise_if_failed(event)
-                    chunk = {**self._head, "choices": [self._choices[event.index].take(event, keep=False)]}
+                    chunk = {**self._head, "choices": [await self._take(event, keep=False)]}
                     if with_usage:
                         chunk["usage"] = usage(self._resolved, self._choices) if continuous else None
                     chunks.append(data_event(chunk))

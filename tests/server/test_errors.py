@@ -167,11 +167,20 @@ def test_without_a_usable_request_id_a_new_one_is_made() -> None:
     assert all(len(request_id) == 32 for request_id in made)
 
 
-def test_a_full_queue_is_a_503_with_retry_after(http: httpx.Client, service: Service) -> None:
-    prompts = ["a"] * (service.settings.max_waiting + 1)
-    for stream in (False, True):
-        response = http.post("/v1/completions", json={**BODY, "prompt": prompts, "stream": stream})
-        assert response.status_code == 503
-        assert error_of(response)["code"] == "overloaded"
-        assert int(response.headers["retry-after"]) >= 1
+def test_a_full_queue_is_a_503_with_retry_after(http: httpx.Client, base: str, service: Service) -> None:
+    most = service.settings.max_waiting
+    fill = {**BODY, "prompt": ["a"] * most, "max_tokens": 400, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{base}/v1/completions", json=fill, timeout=60) as filled:
+        assert filled.status_code == 200
+        for stream in (False, True):
+            response = http.post("/v1/completions", json={**BODY, "prompt": ["b"] * most, "stream": stream})
+            assert response.status_code == 503
+            assert error_of(response)["code"] == "overloaded"
+            assert int(response.headers["retry-after"]) >= 1
     assert http.post("/v1/completions", json=BODY).status_code == 200
+
+
+def test_more_prompts_than_may_ever_wait_are_a_400(http: httpx.Client, service: Service) -> None:
+    response = http.post("/v1/completions", json={**BODY, "prompt": ["a"] * (service.settings.max_waiting + 1)})
+    assert response.status_code == 400
+    assert error_of(response)["param"] == "prompt"

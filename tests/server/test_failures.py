@@ -1,0 +1,69 @@
+"""When the engine fails: clear answers, and readiness that tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from server.service import Service
+from specdec.plan import StepPlan, StepResult
+from tests.server.builders import MODEL_NAME, build_service, running
+
+BODY = {"model": MODEL_NAME, "prompt": "a", "max_tokens": 3}
+
+
+class BrokenStep:
+    """Raises as often as told, then goes on like the step it stands for."""
+
+    def __init__(self, service: Service) -> None:
+        self.failures = 0
+        self._step = service.engine._step
+
+    def run(self, plan: StepPlan) -> StepResult:
+        if self.failures:
+            self.failures -= 1
+            raise RuntimeError("secret of the inside at 0xdeadbeef")
+        return self._step.run(plan)
+
+    def release(self, seq_id: int) -> None:
+        self._step.release(seq_id)
+
+
+@pytest.fixture
+def broken(tiny_model: Path, model_home: Path) -> Iterator[tuple[BrokenStep, httpx.Client]]:
+    service = build_service(tiny_model, model_home)
+    step = BrokenStep(service)
+    service.engine._step = step
+    with running(service) as base, httpx.Client(base_url=base, timeout=60) as client:
+        yield step, client
+
+
+def test_one_failed_step_costs_its_requests_alone(broken: tuple[BrokenStep, httpx.Client]) -> None:
+    step, client = broken
+    step.failures = 1
+    failed = client.post("/v1/completions", json=BODY)
+    assert failed.status_code == 500
+    error = failed.json()["error"]
+    assert (error["type"], error["code"], error["param"]) == ("server_error", "server_error", None)
+    assert "secret" not in error["message"]
+    assert "0x" not in error["message"]
+    assert client.post("/v1/completions", json=BODY).status_code == 200
+    assert client.get("/health").status_code == 200
+
+
+def test_an_engine_that_keeps_failing_is_not_ready_and_refuses(broken: tuple[BrokenStep, httpx.Client]) -> None:
+    step, client = broken
+    step.failures = 100
+    while client.get("/health").status_code == 200:
+        assert client.post("/v1/completions", json=BODY).status_code == 500
+    health = client.get("/health")
+    assert health.status_code == 503
+    assert "failed" in health.json()["error"]["message"]
+    assert client.get("/live").status_code == 200
+    refused = client.post("/v1/completions", json={**BODY, "stream": True})
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "engine_failed"
+    assert refused.headers["retry-after"]
