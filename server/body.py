@@ -37,7 +37,8 @@ async def read_json_object(
         async with asyncio.timeout(deadline):
             body = await _read(request, max_bytes)
     except TimeoutError:
-        raise APIError(408, f"the request body did not arrive within {deadline:g} seconds") from None
+        message = f"the request body did not arrive within {deadline:g} seconds"
+        raise APIError(408, message, headers={"Connection": "close"}) from None
     except ClientDisconnect:
         raise bad_request("the request body is incomplete", None) from None
     if len(body) > THREAD_ABOVE_BYTES:

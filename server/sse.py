@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from sse_starlette import EventSourceResponse
+from sse_starlette.sse import SendTimeoutError
 from starlette.types import Receive, Scope, Send
+
+logger = logging.getLogger("truedraft.sse")
 
 DONE = b"data: [DONE]\n\n"
 NEVER = 10**6  # seconds between pings: tokens flow, and a comment line between them confuses some clients
@@ -43,5 +47,7 @@ class EventStream(EventSourceResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
+        except SendTimeoutError:
+            logger.warning("a reader did not read for %g seconds; its request is aborted", self.send_timeout)
         finally:
             self._on_close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,13 +100,17 @@ def build_service(model: Path, home: Path, **changes: object) -> Service:
 
 
 @contextlib.contextmanager
-def running(service: Service) -> Iterator[str]:
-    """Serve on a free port from a thread; yields the base URL."""
+def running(service: Service, send_buffer: int | None = None) -> Iterator[str]:
+    """Serve on a free port from a thread; yields the base URL. ``send_buffer``: bytes the kernel keeps of an answer."""
+    sock = socket.create_server(("127.0.0.1", 0))
+    if send_buffer is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)  # its connections inherit it
+    port = sock.getsockname()[1]
     started = threading.Event()
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: object = None) -> None:
-            await super().startup()
+            await super().startup([sock])
             started.set()
 
     server = Server(
@@ -113,10 +118,9 @@ def running(service: Service) -> Iterator[str]:
             create_app(service), host="127.0.0.1", port=0, http="h11", ws="none", log_config=None, lifespan="on"
         )
     )
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve()), name="http", daemon=True)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([sock])), name="http", daemon=True)
     thread.start()
     assert started.wait(60), "the server did not start"
-    port = server.servers[0].sockets[0].getsockname()[1]
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
