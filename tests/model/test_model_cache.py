@@ -152,3 +152,16 @@ def test_long_work_reports_that_it_goes_on() -> None:
     with heartbeat(report, "counting", every_seconds=0.01):
         assert twice.wait(60)
     assert told[0].startswith("counting (")
+
+
+def test_a_large_file_that_was_cut_off_is_noticed(tmp_path: Path) -> None:
+    def make(folder: Path) -> dict[str, Any]:
+        with (folder / "weights").open("wb") as file:
+            file.truncate(17 << 20)
+        return {}
+
+    cache = ModelCache(tmp_path)
+    folder = cache.get_or_make("key", make, silent)
+    assert cache.find("key") == folder
+    os.truncate(folder / "weights", (17 << 20) - 1)
+    assert cache.find("key") is None
