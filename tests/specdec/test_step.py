@@ -131,6 +131,20 @@ def test_prompt_logprobs_are_the_same_bits_for_every_chunking(chunk: int) -> Non
     assert bench.results[0].logprobs == whole.logprobs
 
 
+def test_recomputing_after_preemption_scores_prompt_tokens_only_and_alike() -> None:
+    params = replace(GREEDY, prompt_logprobs=1)
+    bench = Bench()
+    bench.add(PROMPT, params)
+    bench.run_step()
+    bench.run_step()
+    first = dict(bench.results[0].prompt_logprobs)
+    bench.preempt(0)
+    bench.results[0].prompt_logprobs.clear()
+    bench.run()
+    assert bench.results[0].prompt_logprobs == first
+    assert sorted(first) == [1, 2]
+
+
 def test_a_prompt_token_is_scored_like_the_same_token_generated() -> None:
     params = replace(GREEDY, logprobs=3, max_tokens=6)
     written = outputs([PROMPT], params)[0]
