@@ -6,7 +6,7 @@
 // block size, nor the threads, nor the other rows can change a bit of it.
 //
 // K and V of a chunk are read once for all rows of a row block and all heads of a group: K is transposed to
-// [step][position], V widened to fp32. Positions outside a row's own range are masked out of the scores and never
+// [step][position]. Positions outside a row's own range are masked out of the scores and never
 // touched in the sum over V, so what lies in foreign or unwritten slots does not matter.
 #pragma once
 
@@ -64,18 +64,28 @@ struct AttentionPlan {
   int64_t partials = 0;
 };
 
+// The positions that a block's rows see, from the first to the last.
+template <typename T>
+Range visible_range(const AttentionInput<T>& in, const RowBlock& block) {
+  Range range{in.first_position(block.row_begin), in.positions[block.row_begin] + 1};
+  for (int64_t row = block.row_begin + 1; row < block.row_end; ++row) {
+    range.begin = std::min(range.begin, in.first_position(row));
+    range.end = std::max(range.end, in.positions[row] + 1);
+  }
+  return range;
+}
+
 template <typename T>
 AttentionPlan plan_attention(const AttentionInput<T>& in, int threads) {
   AttentionPlan plan;
   for (int64_t s = 0; s < in.sequences; ++s) {
     for (int64_t row = in.row_starts[s]; row < in.row_starts[s + 1]; row += kRowBlock) {
       const int64_t end = std::min<int64_t>(row + kRowBlock, in.row_starts[s + 1]);
-      int64_t first = in.first_position(row), last = in.positions[row];
-      for (int64_t r = row + 1; r < end; ++r) {
-        first = std::min(first, in.first_position(r));
-        last = std::max(last, in.positions[r]);
-      }
-      plan.blocks.push_back({static_cast<int32_t>(s), row, end, first / kChunk, last / kChunk + 1, 0});
+      RowBlock block{static_cast<int32_t>(s), row, end, 0, 0, 0};
+      const Range range = visible_range(in, block);
+      block.chunk_begin = range.begin / kChunk;
+      block.chunk_end = (range.end - 1) / kChunk + 1;
+      plan.blocks.push_back(block);
     }
   }
   const int64_t whole = static_cast<int64_t>(plan.blocks.size()) * in.shape.kv_heads;
@@ -154,51 +164,71 @@ class AttentionScratch {
     steps = d / Word<T>::kWidth;
     padded = round_up(d, 16);
     keys.resize(static_cast<size_t>(round_up(steps, 16) * kChunk));
-    values.resize(static_cast<size_t>(padded * kChunk));
     weights.resize(kChunk * kHeadsTogether);
     states.resize(static_cast<size_t>(kRowBlock * group * partial_stride(d)));
     part.resize(static_cast<size_t>(kHeadsTogether * partial_stride(d)));
   }
   int64_t steps = 0, padded = 0;
   std::vector<uint32_t> keys;  // [steps][kChunk] words
-  std::vector<float> values;   // [kChunk][padded]
+  int64_t offsets[kChunk];     // of the chunk's positions, in elements of a plane
   std::vector<float> weights;  // [kHeadsTogether][kChunk]
   std::vector<float> states;   // [rows of a block][group][partial_stride]
   std::vector<float> part;     // [kHeadsTogether][partial_stride]
 };
 
-// Brings positions [begin, end) of chunk `c` into scratch; the other positions of the chunk are left as they are.
+// Element offsets of positions [begin, end) of chunk `c` into the planes -> s.offsets[position - c * kChunk].
+template <typename T>
+void find_slots(const AttentionInput<T>& in, int64_t sequence, int64_t kv_head, int64_t c, int64_t begin, int64_t end,
+                int64_t* offsets) {
+  const int64_t slot_stride = in.shape.kv_heads * in.shape.dim;
+  const int32_t* table = in.tables + sequence * in.table_width;
+  int64_t block = begin / in.block_size, inside = begin % in.block_size;
+  for (int64_t i = begin - c * kChunk; i < end - c * kChunk; ++i) {
+    offsets[i] = (table[block] * in.block_size + inside) * slot_stride + kv_head * in.shape.dim;
+    if (++inside == in.block_size) {
+      inside = 0;
+      ++block;
+    }
+  }
+}
+
+// Asks for a chunk that will be read soon. Only a hint: it may name any chunk of the sequence.
+template <typename T>
+void prefetch_chunk(const AttentionInput<T>& in, int64_t sequence, int64_t kv_head, int64_t c, Range visible) {
+  int64_t offsets[kChunk];
+  const int64_t begin = std::max(visible.begin, c * kChunk), end = std::min(visible.end, (c + 1) * kChunk);
+  if (begin >= end) return;
+  find_slots(in, sequence, kv_head, c, begin, end, offsets);
+  const int64_t bytes = in.shape.dim * static_cast<int64_t>(sizeof(T));
+  for (int64_t i = begin - c * kChunk; i < end - c * kChunk; ++i) {
+    for (int64_t line = 0; line < bytes; line += 64) {
+      _mm_prefetch(reinterpret_cast<const char*>(in.k + offsets[i]) + line, _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(in.v + offsets[i]) + line, _MM_HINT_T0);
+    }
+  }
+}
+
+// Finds positions [begin, end) of chunk `c` and brings their keys into scratch, transposed.
 template <typename T>
 void load_chunk(const AttentionInput<T>& in, int64_t sequence, int64_t kv_head, int64_t c, int64_t begin, int64_t end,
                 AttentionScratch<T>& s) {
-  const int64_t d = in.shape.dim, slot_stride = in.shape.kv_heads * d, origin = c * kChunk;
-  const int32_t* table = in.tables + sequence * in.table_width;
-  int64_t offset[kChunk];
-  for (int64_t i = begin - origin; i < end - origin; ++i) {
-    const int64_t position = origin + i;
-    const int64_t slot = static_cast<int64_t>(table[position / in.block_size]) * in.block_size + position % in.block_size;
-    offset[i] = slot * slot_stride + kv_head * d;
-  }
-  for (int64_t group = (begin - origin) / 16; group * 16 < end - origin; ++group) {
+  const int64_t d = in.shape.dim, first = begin - c * kChunk, last = end - c * kChunk;
+  int64_t* offsets = s.offsets;
+  find_slots(in, sequence, kv_head, c, begin, end, offsets);
+  for (int64_t group = first / 16 * 16; group < last; group += 16) {
+    // Lanes outside of [first, last) are masked later: they may hold a neighbour's key.
+    for (int64_t i = group; i < group + 16; ++i) offsets[i] = offsets[std::clamp(i, first, last - 1)];
     for (int64_t step = 0; step < s.steps; step += 16) {
       const __mmask16 mask = first_lanes(s.steps - step);
       __m512i r[16];
       for (int64_t i = 0; i < 16; ++i) {
-        const int64_t index = group * 16 + i;
-        const bool inside = index >= begin - origin && index < end - origin;
-        r[i] = inside ? _mm512_maskz_loadu_epi32(mask, in.k + offset[index] + step * Word<T>::kWidth)
-                      : _mm512_setzero_si512();
+        r[i] = _mm512_maskz_loadu_epi32(mask, in.k + offsets[group + i] + step * Word<T>::kWidth);
       }
       transpose16(r);
       const int64_t count = std::min<int64_t>(16, s.steps - step);
       for (int64_t i = 0; i < count; ++i) {
-        _mm512_storeu_si512(s.keys.data() + (step + i) * kChunk + group * 16, r[i]);
+        _mm512_storeu_si512(s.keys.data() + (step + i) * kChunk + group, r[i]);
       }
-    }
-  }
-  for (int64_t i = begin - origin; i < end - origin; ++i) {
-    for (int64_t j = 0; j < d; j += 16) {
-      store16(s.values.data() + i * s.padded + j, load16(in.v + offset[i] + j, first_lanes(d - j)));
     }
   }
 }
@@ -242,24 +272,54 @@ void chunk_weights(const AttentionInput<T>& in, const T* q, __mmask64 visible, A
   }
 }
 
-// part[h][j] = sum over positions [begin, end) of the chunk, ascending, of weights[h][i] * values[i][j].
-template <typename T, int H, int N>
-void chunk_values_block(int64_t begin, int64_t end, int64_t column, int64_t record, AttentionScratch<T>& s) {
+// part[h][j] = sum over positions [begin, end) of the chunk, ascending, of weights[h][i] * V[i][j], for N vectors of
+// columns from `column` on. V is widened as it is read; unless Full, `tail` holds the lanes of the last vector.
+template <typename T, int H, int N, bool Full>
+void chunk_values_block(const T* plane, int64_t begin, int64_t end, int64_t column, __mmask16 tail, int64_t record,
+                        AttentionScratch<T>& s) {
   __m512 acc[H][N];
   for (int h = 0; h < H; ++h)
     for (int n = 0; n < N; ++n) acc[h][n] = _mm512_setzero_ps();
-  const float* values = s.values.data() + column;
   const float* weights = s.weights.data();
   for (int64_t i = begin; i < end; ++i) {
+    const T* row = plane + s.offsets[i] + column;
     __m512 v[N];
-    for (int n = 0; n < N; ++n) v[n] = _mm512_loadu_ps(values + i * s.padded + n * 16);
+    for (int n = 0; n + 1 < N; ++n) v[n] = load16(row + n * 16);
+    v[N - 1] = Full ? load16(row + (N - 1) * 16) : load16(row + (N - 1) * 16, tail);
     for (int h = 0; h < H; ++h) {
       const __m512 w = _mm512_set1_ps(weights[h * kChunk + i]);
       for (int n = 0; n < N; ++n) acc[h][n] = _mm512_fmadd_ps(w, v[n], acc[h][n]);
     }
   }
   for (int h = 0; h < H; ++h)
-    for (int n = 0; n < N; ++n) _mm512_storeu_ps(s.part.data() + h * record + column + n * 16, acc[h][n]);
+    for (int n = 0; n < N; ++n) store16(s.part.data() + h * record + column + n * 16, acc[h][n]);
+}
+
+template <typename T, int H>
+void chunk_values_tail(const T* plane, int64_t begin, int64_t end, int64_t column, int64_t vectors, __mmask16 tail,
+                       int64_t record, AttentionScratch<T>& s) {
+  switch (vectors) {
+    case 1: chunk_values_block<T, H, 1, false>(plane, begin, end, column, tail, record, s); break;
+    case 2: chunk_values_block<T, H, 2, false>(plane, begin, end, column, tail, record, s); break;
+    case 3: chunk_values_block<T, H, 3, false>(plane, begin, end, column, tail, record, s); break;
+    default: chunk_values_block<T, H, 4, false>(plane, begin, end, column, tail, record, s); break;
+  }
+}
+
+template <typename T, int H>
+void chunk_values(const AttentionInput<T>& in, int64_t begin, int64_t end, AttentionScratch<T>& s) {
+  const int64_t d = in.shape.dim, record = partial_stride(d);
+  for (int64_t column = 0; column < d; column += 64) {
+    const int64_t left = std::min<int64_t>(64, d - column), vectors = (left + 15) / 16;
+    const __mmask16 tail = first_lanes(left - (vectors - 1) * 16);
+    switch (left) {
+      case 64: chunk_values_block<T, H, 4, true>(in.v, begin, end, column, tail, record, s); break;
+      case 48: chunk_values_block<T, H, 3, true>(in.v, begin, end, column, tail, record, s); break;
+      case 32: chunk_values_block<T, H, 2, true>(in.v, begin, end, column, tail, record, s); break;
+      case 16: chunk_values_block<T, H, 1, true>(in.v, begin, end, column, tail, record, s); break;
+      default: chunk_values_tail<T, H>(in.v, begin, end, column, vectors, tail, record, s);
+    }
+  }
 }
 
 template <typename T, int H>
@@ -267,11 +327,7 @@ void chunk_heads(const AttentionInput<T>& in, const T* q, int64_t begin, int64_t
   const __mmask64 upto = end >= 64 ? ~__mmask64(0) : (__mmask64(1) << end) - 1;
   const __mmask64 visible = upto & ~((__mmask64(1) << begin) - 1);
   chunk_weights<T, H>(in, q, visible, s);
-  const int64_t record = partial_stride(in.shape.dim);
-  int64_t column = 0;
-  for (; column + 64 <= s.padded; column += 64) chunk_values_block<T, H, 4>(begin, end, column, record, s);
-  for (; column + 32 <= s.padded; column += 32) chunk_values_block<T, H, 2>(begin, end, column, record, s);
-  for (; column < s.padded; column += 16) chunk_values_block<T, H, 1>(begin, end, column, record, s);
+  chunk_values<T, H>(in, begin, end, s);
 }
 
 template <typename T>
@@ -279,14 +335,11 @@ void run_attention_task(const AttentionInput<T>& in, const AttentionPlan& plan, 
                         int64_t kv_head, float* partials, AttentionScratch<T>& s) {
   const RowBlock& block = plan.blocks[static_cast<size_t>(task.block)];
   const int64_t d = in.shape.dim, group = in.shape.heads / in.shape.kv_heads, stride = partial_stride(d);
-  int64_t first = in.first_position(block.row_begin), last = in.positions[block.row_begin];
-  for (int64_t row = block.row_begin + 1; row < block.row_end; ++row) {
-    first = std::min(first, in.first_position(row));
-    last = std::max(last, in.positions[row]);
-  }
+  const Range range = visible_range(in, block);
   for (int64_t c = task.chunk_begin; c < task.chunk_end; ++c) {
     const int64_t origin = c * kChunk;
-    load_chunk(in, block.sequence, kv_head, c, std::max(first, origin), std::min(last + 1, origin + kChunk), s);
+    load_chunk(in, block.sequence, kv_head, c, std::max(range.begin, origin), std::min(range.end, origin + kChunk), s);
+    if (c + 1 < task.chunk_end) prefetch_chunk(in, block.sequence, kv_head, c + 1, range);
     for (int64_t row = block.row_begin; row < block.row_end; ++row) {
       const int64_t row_first = in.first_position(row);
       const int64_t begin = std::max<int64_t>(0, row_first - origin);
@@ -350,6 +403,11 @@ void attention_phase(const AttentionInput<T>& in, const AttentionPlan& plan, Tas
   const auto total = static_cast<int64_t>(plan.tasks.size()) * in.shape.kv_heads;
   for (int64_t i = tasks.next(); i < total; i = tasks.next()) {
     const AttentionTask& task = plan.tasks[static_cast<size_t>(i / in.shape.kv_heads)];
+    if (const int64_t likely = i + worker.threads(); likely < total) {  // this thread's next one, if all go the same pace
+      const AttentionTask& next = plan.tasks[static_cast<size_t>(likely / in.shape.kv_heads)];
+      const RowBlock& block = plan.blocks[static_cast<size_t>(next.block)];
+      prefetch_chunk(in, block.sequence, likely % in.shape.kv_heads, next.chunk_begin, visible_range(in, block));
+    }
     run_attention_task(in, plan, task, i % in.shape.kv_heads, partials, scratch);
   }
   if (!plan.split) return;

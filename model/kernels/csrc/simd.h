@@ -27,20 +27,34 @@ inline float bf16_to_float(bf16 value) {
 }
 
 // 16 elements <-> 16 fp32 lanes. The narrowing is round-to-nearest-even; NaN stays NaN.
-inline __m512 load16(const float* p, __mmask16 mask = 0xFFFF) { return _mm512_maskz_loadu_ps(mask, p); }
-inline __m512 load16(const bf16* p, __mmask16 mask = 0xFFFF) {
-  const __m256i raw = _mm256_maskz_loadu_epi16(mask, p);
+inline __m512 load16(const float* p) { return _mm512_loadu_ps(p); }
+inline __m512 load16(const bf16* p) {
+  const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
 }
-inline void store16(float* p, __m512 v, __mmask16 mask = 0xFFFF) { _mm512_mask_storeu_ps(p, mask, v); }
-inline void store16(bf16* p, __m512 v, __mmask16 mask = 0xFFFF) {
+inline void store16(float* p, __m512 v) { _mm512_storeu_ps(p, v); }
+inline __m256i narrow16(__m512 v) {
   // Integer rounding, not vcvtneps2bf16: that one flushes denormals.
   const __m512i bits = _mm512_castps_si512(v);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF))), 16);
   const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
   rounded = _mm512_mask_set1_epi32(rounded, nan, 0x7FC0);
-  _mm256_mask_storeu_epi16(p, mask, _mm512_cvtepi32_epi16(rounded));
+  return _mm512_cvtepi32_epi16(rounded);
+}
+inline void store16(bf16* p, __m512 v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow16(v)); }
+
+// The same for the lanes of a mask; full masks go the short way, because some processors are slow at masked stores.
+inline __m512 load16(const float* p, __mmask16 mask) { return _mm512_maskz_loadu_ps(mask, p); }
+inline __m512 load16(const bf16* p, __mmask16 mask) {
+  if (mask == 0xFFFF) return load16(p);
+  const __m256i raw = _mm256_maskz_loadu_epi16(mask, p);
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
+}
+inline void store16(float* p, __m512 v, __mmask16 mask) { _mm512_mask_storeu_ps(p, mask, v); }
+inline void store16(bf16* p, __m512 v, __mmask16 mask) {
+  if (mask == 0xFFFF) return store16(p, v);
+  _mm256_mask_storeu_epi16(p, mask, narrow16(v));
 }
 
 // Sum of 16 lanes in one fixed tree.
