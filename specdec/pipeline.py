@@ -140,10 +140,15 @@ def candidates(adjusted: Scores, params: SamplingParams) -> Candidates:
     with np.errstate(over="ignore"):
         scores = (adjusted - adjusted.max()) / params.temperature
     alive = scores >= math.log(params.min_p) if params.min_p > 0.0 else scores > -np.inf
-    cut = 0 < params.top_k < int(np.count_nonzero(alive))
-    # The k best are all alive: whoever is better than an alive token is.
-    kept = _top_k(scores, params.top_k) if cut else np.flatnonzero(alive)
-    scores = scores[kept]
+    num_alive = int(np.count_nonzero(alive))
+    if 0 < params.top_k < num_alive:
+        kept = _top_k(scores, params.top_k)  # all of them alive: whoever is better than an alive token is
+        scores = scores[kept]
+    elif num_alive < len(scores):
+        kept = np.flatnonzero(alive)
+        scores = scores[kept]
+    else:
+        kept = np.arange(len(scores))
     if params.top_p < 1.0:
         chosen = _top_p(scores, params.top_p)
         kept, scores = kept[chosen], scores[chosen]
