@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from kvcache.manager import KVCacheManager
 from kvcache.storage import KVStorage
 from model.interface import Executor
+from model.kernels import get_kernels
 from scheduler.config import SchedulerConfig
 from scheduler.request import ChoiceEvent, ChoiceSpec, EngineRequest, TextDecision
 from scheduler.scheduler import Scheduler
@@ -20,6 +21,7 @@ from specdec.drafters.base import Drafter
 from specdec.drafters.registry import make_drafter
 from specdec.params import SamplingParams
 from specdec.plan import StepStats, TokenLogprobs
+from specdec.sampling import Sampler
 from specdec.step import SpeculativeStep
 
 
@@ -75,6 +77,7 @@ class OfflineEngine:
             self.storage,
             drafters={chosen.name: chosen} if k else {},
             default_drafter=chosen.name if k else None,
+            sampler=Sampler(get_kernels()),
         )
         self.scheduler = Scheduler(
             self.manager,

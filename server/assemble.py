@@ -26,6 +26,7 @@ from server.service import Service
 from server.settings import Settings
 from server.version import VERSION
 from specdec.drafters.registry import make_drafter
+from specdec.sampling import Sampler
 from specdec.step import SpeculativeStep
 
 Report = Callable[[str], None]
@@ -83,6 +84,7 @@ def assemble(settings: Settings, loaded: LoadedModel, names: tuple[str, ...]) ->
         storage,
         drafters=drafters,
         default_drafter=settings.drafter if k else None,
+        sampler=Sampler(get_kernels()),
         max_model_len=max_model_len,
     )
     tokenizer = loaded.tokenizer
