@@ -59,7 +59,11 @@ def run(service: Service, sock: socket.socket, report: Report) -> int:
         sock.listen(2048)
     except OSError as error:
         raise _cannot_listen(f"{service.settings.host}:{service.settings.port}", error) from error
-    return asyncio.run(_Runner(service, sock, report).run())
+    runner = _Runner(service, sock, report)
+    code = asyncio.run(runner.run())
+    if not runner.ended_in_order:
+        _leave(code)
+    return code
 
 
 class _Server(uvicorn.Server):
@@ -84,6 +88,7 @@ class _Runner:
         self._sock = sock
         self._report = report
         self._exit_code = 0
+        self.ended_in_order = True  # False: the model thread may still run
         self._draining: asyncio.Task[None] | None = None
         self._server = _Server(
             uvicorn.Config(
@@ -122,7 +127,7 @@ class _Runner:
     async def _drain(self) -> None:
         seconds = self._service.settings.shutdown_timeout
         self._report(f"shutting down; running requests have {seconds:g} seconds (a second signal ends at once)")
-        await self._service.engine.shutdown(drain=True, timeout=seconds)
+        self.ended_in_order = await self._service.engine.shutdown(drain=True, timeout=seconds)
         self._server.should_exit = True
 
     def _announce(self) -> None:

@@ -278,7 +278,8 @@ def settings_markdown() -> str:
     lines += [
         "",
         f"`{ENV_PREFIX}HOME` is the folder for fetched models and built kernels (by default `truedraft` in the user's",
-        "cache folder). It is no setting of the server alone, so it has no flag.",
+        f"cache folder), and `{ENV_PREFIX}KERNELS=off` leaves the compiled CPU kernels alone. They are no settings of",
+        "the server alone, so they have no flag.",
     ]
     return "\n".join(lines) + "\n"
 
