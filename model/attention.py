@@ -54,6 +54,17 @@ class AttentionTile:
     block_size: int
     device: torch.device
     _items: dict[int | None, list[_Item]] = field(default_factory=dict)
+    _served: Tensor | None = None
+
+    @property
+    def served(self) -> Tensor:
+        """[1, T, 1, 1] bool: rows of some sequence. Each sees at least itself."""
+        if self._served is None:
+            served = torch.zeros((1, self.num_rows, 1, 1), dtype=torch.bool)
+            for sequence in self.sequences:
+                served[:, sequence.first : sequence.first + sequence.count] = True
+            self._served = served.to(self.device)
+        return self._served
 
     def items(self, window: int | None) -> list[_Item]:
         """Chunks in the order in which they are merged. ``window``: keys at ``position - window + 1`` and later."""
@@ -115,7 +126,6 @@ def paged_attention(
     top = query.new_full((*shape, 1), float("-inf"), dtype=torch.float32)  # running maximum
     total = query.new_zeros((*shape, 1), dtype=torch.float32)  # running sum of exponentials
     out = query.new_zeros((*shape, value_dim), dtype=torch.float32)  # running weighted sum of values
-    served = torch.zeros((1, rows, 1, 1), dtype=torch.bool, device=query.device)
     for item in tile.items(window):
         keys = key_plane.index_select(0, item.slots).float().permute(1, 2, 0)  # [H_kv, D, CHUNK]
         values = value_plane.index_select(0, item.slots).float().transpose(0, 1)  # [H_kv, CHUNK, D_v]
@@ -133,12 +143,11 @@ def paged_attention(
         total = torch.where(item.has, total * old_share + chunk_total * new_share, total)
         out = torch.where(item.has, out * old_share + chunk_out * new_share, out)
         top = torch.where(item.has, new_top, top)
-        served = served | item.has
     if sinks is not None:
         sink = sinks.float().view(kv_heads, 1, group, 1)
         new_top = torch.maximum(top, sink)
         share = torch.exp(top - new_top)
         total = total * share + torch.exp(sink - new_top)
         out = out * share
-    result = torch.where(served, out / total, torch.zeros_like(out))
+    result = torch.where(tile.served, out / total, torch.zeros_like(out))
     return result.transpose(0, 1).reshape(rows, heads, value_dim).to(query.dtype)

@@ -24,8 +24,9 @@ _STRETCHING_ROPE = frozenset({"dynamic", "longrope"})
 # Routers with a capacity drop the tokens that come too late, so a row depends on its batch mates.
 _CAPACITY_FIELDS = ("expert_capacity", "capacity_factor", "moe_token_dropping", "router_capacity_factor")
 _LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
-# Largest relative difference of a logits row. In bfloat16 two correct programs differ by their roundings, so the
-# median row decides; an architecture that is wrong is wrong in most rows.
+# Largest relative difference of a logits row. In bfloat16 two correct programs differ by their roundings, in a few rows
+# much, so the median row decides between programs; an architecture that is wrong is wrong in most rows. One program
+# on the same rows in other company has no such excuse: there every row counts.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.12}
 _LENGTHS = (9, 6)  # of the two short sequences
 
@@ -83,11 +84,12 @@ def check_behaviour(executor: GenericExecutor) -> None:
     own = [_eager_logits(executor, ids) for ids in sequences]
     packed = packed_logits(executor, sequences)
     for i, ids in enumerate(sequences):
-        _compare(executor, packed[i], own[i], "packed rows differ from the model's own forward")
+        difference = relative_difference(packed[i], own[i], executor.info.dtype)
+        _require(executor, difference, "packed rows differ from the model's own forward")
         alone = packed_logits(executor, [ids])[0]
-        _compare(executor, packed[i], alone, "a packed sequence differs from the same sequence alone")
+        _require(executor, worst_row(packed[i], alone), "a packed sequence differs from the same sequence alone")
         pieces = packed_logits(executor, [ids], pieces=(4, 1))[0]
-        _compare(executor, pieces, alone, "a sequence in pieces differs from the whole: it has state beside its KV")
+        _require(executor, worst_row(pieces, alone), "a sequence in pieces differs from the whole")
 
 
 def short_sequences(executor: Executor, limit: int) -> list[list[int]]:
@@ -130,19 +132,25 @@ def packed_logits(executor: Executor, sequences: list[list[int]], *, pieces: tup
 
 
 def relative_difference(a: Tensor, b: Tensor, dtype: str) -> float:
-    """Of logits rows ``[rows, V]``: the worst row's ``|a - b| / |b|`` in float32, the median row's in bfloat16.
-
-    Infinite if either holds a number that is not finite.
+    """Of logits rows ``[rows, V]`` from two programs: the worst row's ``|a - b| / |b|`` in float32, the median row's in
+    bfloat16. Infinite if either holds a number that is not finite.
     """
+    return worst_row(a, b) if dtype == "float32" else float(_row_differences(a, b).median())
+
+
+def worst_row(a: Tensor, b: Tensor) -> float:
+    """The largest ``|a - b| / |b|`` of logits rows ``[rows, V]``; infinite if a number is not finite."""
+    return float(_row_differences(a, b).max())
+
+
+def _row_differences(a: Tensor, b: Tensor) -> Tensor:
     if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
-        return float("inf")
-    rows = torch.linalg.vector_norm((a - b).double(), dim=-1) / torch.linalg.vector_norm(b.double(), dim=-1)
-    return float(rows.max() if dtype == "float32" else rows.median())
+        return torch.full((len(a),), float("inf"))
+    return (a - b).double().square().sum(-1).sqrt() / b.double().square().sum(-1).sqrt()
 
 
-def _compare(executor: GenericExecutor, a: Tensor, b: Tensor, what: str) -> None:
+def _require(executor: GenericExecutor, difference: float, what: str) -> None:
     tolerance = TOLERANCE[executor.info.dtype]
-    difference = relative_difference(a, b, executor.info.dtype)
     if not difference <= tolerance:
         raise ModelError(
             f"model type {executor.info.model_type!r} cannot be served: {what} "

@@ -31,6 +31,9 @@ _HEAD_DIM = {"head_dim": 16}
 _ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"]}
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _MLA = {
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
     "kv_lora_rank": 16,
     "q_lora_rank": 16,
     "qk_nope_head_dim": 16,
@@ -65,21 +68,21 @@ SERVABLE: dict[str, dict[str, Any]] = {
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5, **_HEAD_DIM, **_ALTERNATING},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3_moe": {"num_experts": 4, **_EXPERTS, **_HEAD_DIM},
-    "deepseek_v3": {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, **_EXPERTS, **_MLA},
+    "deepseek_v3": {"n_routed_experts": 4, **_EXPERTS, **_MLA},
 }
 
 # family -> (config, what the refusal must say)
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "bloom": ({"n_layer": 2, "n_head": 4, "seq_length": 512}, "0 times"),
-    "jamba": ({"num_experts": 1, "mamba_d_state": 4, "mamba_dt_rank": 4, "use_mamba_kernels": False}, "0 times|layers of"),
-    "qwen3_next": ({"num_experts": 4, **_EXPERTS, **_HEAD_DIM}, "linear_attention"),
-    "olmo_hybrid": ({}, "linear_attention|0 times"),
-    "mamba": ({"state_size": 4}, "stack|attention|context length"),
+    "jamba": ({"num_experts": 1, "mamba_d_state": 4, "mamba_dt_rank": 4, "use_mamba_kernels": False}, "type linear"),
+    "qwen3_next": ({"num_experts": 4, **_EXPERTS, **_HEAD_DIM}, "type linear"),
+    "olmo_hybrid": ({}, "type linear"),
+    "mamba": ({"state_size": 4}, "type linear"),
     "llama4_text": ({"num_local_experts": 2, "intermediate_size_mlp": 64, **_HEAD_DIM}, "chunked_attention"),
     "openai-gpt": ({"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512}, "0 times"),
-    "xglm": ({"d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 64}, "0 times|no stack|differ"),
-    "diffllama": ({}, "differ|times|passes"),
-    "falcon_h1": ({"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 4, **_HEAD_DIM}, "differ|lay"),
+    "xglm": ({"d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 64}, "0 times"),
+    "diffllama": ({}, "2 times"),
+    "falcon_h1": ({"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 4}, "type hybrid"),
 }
 
 
@@ -88,15 +91,15 @@ def build_config(family: str, **changes: Any) -> PretrainedConfig:
     return AutoConfig.for_model(family, **{**_LLAMA, **extra, **changes})
 
 
-def build_model(config: PretrainedConfig, dtype: str = "float32", *, spread: float = 0.25) -> transformers.PreTrainedModel:
-    """A random model whose attention matters: weights are drawn ``spread`` wide, or all logits would look alike."""
+def build_model(config: PretrainedConfig, dtype: str = "float32") -> transformers.PreTrainedModel:
+    """A random model with weights drawn so wide that its attention matters."""
     register()
     torch.manual_seed(3)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
-                parameter.normal_(0.0, spread)
+                parameter.normal_(0.0, 0.25)
             elif "norm" in name or "ln_" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
             else:

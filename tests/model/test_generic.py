@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import given
@@ -33,13 +31,6 @@ def alone(executor: GenericExecutor) -> tuple[list[torch.Tensor], list[torch.Ten
     return decode_alone(executor, LONG, ROWS)
 
 
-@pytest.fixture(autouse=True)
-def _restore_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 def assert_rows_equal(out, alone, offset: int = 0) -> None:
     logits, layers = alone
     for i, row in enumerate(ROWS):
@@ -62,7 +53,8 @@ def test_verify_rows_beside_other_sequences_equal_one_row_decodes(executor, alon
     logits, layers = alone
     packing = Packing(executor, [len(LONG), len(SHORT), 40])
     packing.run((0, LONG[:CHUNK], 0), (1, SHORT[:4], 0))
-    out = packing.run((1, SHORT[4:9], 4), (0, LONG[CHUNK : CHUNK + 8], CHUNK), (2, random_ids(9, seed=5), 0), capture=True)
+    third = random_ids(9, seed=5)
+    out = packing.run((1, SHORT[4:9], 4), (0, LONG[CHUNK : CHUNK + 8], CHUNK), (2, third, 0), capture=True)
     for row in (CHUNK, CHUNK + 3):
         assert torch.equal(out.layers[:, 5 + row - CHUNK], layers[ROWS.index(row)])
         assert torch.equal(out.logits[5 + row - CHUNK], logits[ROWS.index(row)])
