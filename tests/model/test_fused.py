@@ -116,6 +116,18 @@ def test_verify_rows_are_bit_equal_to_one_row_decodes_on_torch(name: str, dtype:
     assert_rows_equal_one_row_decodes(executor, [29, 8, 3], [mixed], (1, 16))
 
 
+def test_what_another_model_left_in_the_working_memory_changes_nothing() -> None:
+    odd = tiny_model("llama-biased-llama3-rope", torch.bfloat16)  # odd sizes: rows are padded
+    sequences = token_ids([20], 131)
+    expected = PagedRun(fused_executor(odd, kernels=True), sequences, block_size=4).forward([(0, 0, 20)]).logits
+    broken = tiny_model("llama", torch.bfloat16)
+    torch.nn.init.constant_(broken.model.layers[0].mlp.up_proj.weight, float("nan"))
+    poisoned = PagedRun(fused_executor(broken, kernels=True), sequences, block_size=4).forward([(0, 0, 20)]).logits
+    assert poisoned.isnan().all()
+    again = PagedRun(fused_executor(odd, kernels=True), sequences, block_size=4).forward([(0, 0, 20)]).logits
+    assert torch.equal(again, expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_thread_count_changes_no_bit(dtype: torch.dtype) -> None:
     model = tiny_model("llama", dtype)

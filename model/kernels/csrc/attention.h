@@ -396,12 +396,14 @@ void merge_attention(const AttentionInput<T>& in, const RowBlock& block, int64_t
   }
 }
 
-// All threads of a region call this together; it ends without a barrier.
+constexpr int64_t kAttentionPhases = 2;
+
+// All threads of a region call this together.
 template <typename T>
-void attention_phase(const AttentionInput<T>& in, const AttentionPlan& plan, TaskCounter& tasks, TaskCounter& merges,
-                     float* partials, AttentionScratch<T>& scratch, Worker& worker) {
+void attend(const AttentionInput<T>& in, const AttentionPlan& plan, float* partials, AttentionScratch<T>& scratch,
+            Worker& worker) {
   const auto total = static_cast<int64_t>(plan.tasks.size()) * in.shape.kv_heads;
-  for (int64_t i = tasks.next(); i < total; i = tasks.next()) {
+  worker.each(total, [&](int64_t i) {
     const AttentionTask& task = plan.tasks[static_cast<size_t>(i / in.shape.kv_heads)];
     if (const int64_t likely = i + worker.threads(); likely < total) {  // this thread's next one, if all go the same pace
       const AttentionTask& next = plan.tasks[static_cast<size_t>(likely / in.shape.kv_heads)];
@@ -409,14 +411,11 @@ void attention_phase(const AttentionInput<T>& in, const AttentionPlan& plan, Tas
       prefetch_chunk(in, block.sequence, likely % in.shape.kv_heads, next.chunk_begin, visible_range(in, block));
     }
     run_attention_task(in, plan, task, i % in.shape.kv_heads, partials, scratch);
-  }
-  if (!plan.split) return;
-  worker.sync();
-  const auto blocks = static_cast<int64_t>(plan.blocks.size());
-  for (int64_t b = merges.next(); b < blocks; b = merges.next()) {
+  });
+  worker.each(plan.split ? static_cast<int64_t>(plan.blocks.size()) : 0, [&](int64_t b) {
     const RowBlock& block = plan.blocks[static_cast<size_t>(b)];
     for (int64_t row = block.row_begin; row < block.row_end; ++row) merge_attention(in, block, row, partials);
-  }
+  });
 }
 
 }  // namespace truedraft

@@ -10,16 +10,20 @@ void Pieces<T>::pack(const T* weight, int64_t k, const int64_t* order, int64_t t
 template <typename T>
 void Pieces<T>::matmul(const PackedWeight<T>& weight, const T* rows, int64_t stride, int64_t count, int64_t columns,
                        float* out, int threads) {
-  parallel_region(threads, [&](Worker& worker) {
-    matmul_tiles(weight, rows, stride, count, worker.share(weight.tiles), StoreColumns<float>{out, columns, columns});
+  parallel_region(threads, 1, [&](Worker& worker) {
+    worker.each_range(weight.tiles, weight.tiles, [&](Range tiles) {
+      matmul_tiles(weight, rows, stride, count, tiles, StoreColumns<float>{out, columns, columns});
+    });
   });
 }
 
 template <typename T>
 void Pieces<T>::gated(const PackedWeight<T>& weight, const T* rows, int64_t stride, int64_t count, int64_t columns,
                       T* out, int threads) {
-  parallel_region(threads, [&](Worker& worker) {
-    matmul_tiles(weight, rows, stride, count, worker.share(weight.tiles), GateColumns<T>{out, columns, columns});
+  parallel_region(threads, 1, [&](Worker& worker) {
+    worker.each_range(weight.tiles, weight.tiles, [&](Range tiles) {
+      matmul_tiles(weight, rows, stride, count, tiles, GateColumns<T>{out, columns, columns});
+    });
   });
 }
 
@@ -45,11 +49,10 @@ void Pieces<T>::attention(const AttentionInput<T>& in, int threads) {
   const AttentionPlan plan = plan_attention(in, threads);
   std::vector<float> partials(static_cast<size_t>(plan.partials * partial_stride(in.shape.dim)));
   std::vector<AttentionScratch<T>> scratch(static_cast<size_t>(threads));
-  TaskCounter tasks, merges;
-  parallel_region(threads, [&](Worker& worker) {
+  parallel_region(threads, kAttentionPhases, [&](Worker& worker) {
     AttentionScratch<T>& mine = scratch[static_cast<size_t>(worker.id())];
     mine.fit(in.shape);
-    attention_phase(in, plan, tasks, merges, partials.data(), mine, worker);
+    attend(in, plan, partials.data(), mine, worker);
   });
 }
 

@@ -18,10 +18,7 @@ constexpr double kMinusInf = -std::numeric_limits<double>::infinity();
 
 template <typename Body>
 void each_row(int64_t rows, int threads, Body body) {
-  TaskCounter next;
-  parallel_region(static_cast<int>(std::min<int64_t>(threads, rows)), [&](Worker&) {
-    for (int64_t row = next.next(); row < rows; row = next.next()) body(row);
-  });
+  parallel_region(static_cast<int>(std::min<int64_t>(threads, rows)), 1, [&](Worker& worker) { worker.each(rows, body); });
 }
 
 // False unless the greatest logit is finite and nothing is NaN.

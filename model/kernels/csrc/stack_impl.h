@@ -1,6 +1,7 @@
 // Definition of run_stack; instantiated once per element type, each in its own translation unit.
 #pragma once
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -9,7 +10,7 @@
 
 namespace truedraft {
 
-// Grow-only, 64-byte aligned; contents are zero when memory is (re)taken. Owned by the calling thread.
+// Grow-only, 64-byte aligned, uninitialised. Owned by the calling thread.
 class Buffer {
  public:
   template <typename U>
@@ -18,7 +19,6 @@ class Buffer {
     if (bytes > size_) {
       void* fresh = std::aligned_alloc(64, bytes);
       if (fresh == nullptr) throw std::bad_alloc();
-      std::memset(fresh, 0, bytes);
       data_.reset(fresh);
       size_ = bytes;
     }
@@ -39,7 +39,7 @@ struct Workspace {
   std::vector<AttentionScratch<T>> scratch;
 };
 
-// Activations are padded to whole words; the padding stays zero.
+// Activations are padded to whole words. run_stack zeroes the padding once; nothing writes it afterwards.
 template <typename T>
 int64_t word_padded(int64_t n) {
   return round_up(n, Word<T>::kWidth);
@@ -92,68 +92,63 @@ void run_stack(const StackInput<T>& in, int threads) {
   }
   float* partials = work.partials.template take<float>(partials_needed);
   if (work.scratch.size() < static_cast<size_t>(threads)) work.scratch.resize(static_cast<size_t>(threads));
-  std::vector<TaskCounter> tasks(in.layers.size()), merges(in.layers.size());
   std::vector<AttentionScratch<T>>& scratches = work.scratch;
 
-  parallel_region(threads, [&](Worker& worker) {
+  constexpr int64_t layer_phases = 8 + kAttentionPhases, outer_phases = 3;
+  parallel_region(threads, depth * layer_phases + outer_phases, [&](Worker& worker) {
     AttentionScratch<T>& scratch = scratches[static_cast<size_t>(worker.id())];
     scratch.fit(in.shape);
     std::vector<float> head_scratch(static_cast<size_t>(in.shape.dim));
-    const Range mine = worker.share(rows);
 
+    auto each_row = [&](int64_t count, auto task) {
+      worker.each_range(count, count, [&](Range mine) {
+        for (int64_t r = mine.begin; r < mine.end; ++r) task(r);
+      });
+    };
+    auto product = [&](const PackedWeight<T>& weight, const T* input, int64_t stride, int64_t count, auto epilogue) {
+      worker.each_range(weight.tiles, weight.tiles, [&](Range tiles) {
+        matmul_tiles(weight, input, stride, count, tiles, epilogue);
+      });
+    };
     auto normalise = [&](const float* weight) {
-      for (int64_t r = mine.begin; r < mine.end; ++r) {
+      each_row(rows, [&](int64_t r) {
         rms_norm_row(residual + r * hidden, weight, hidden, in.eps, normed + r * hidden_pad);
-      }
-      worker.sync();
+      });
     };
 
-    for (int64_t r = mine.begin; r < mine.end; ++r) {
+    each_row(rows, [&](int64_t r) {
       convert_row(in.embedding + in.input_ids[r] * hidden, hidden, residual + r * hidden);
-    }
+      std::fill(normed + r * hidden_pad + hidden, normed + (r + 1) * hidden_pad, T(0));
+      std::fill(gated + r * inter_pad + in.intermediate, gated + (r + 1) * inter_pad, T(0));
+    });
     for (int64_t l = 0; l < depth; ++l) {
       const LayerWeights<T>& layer = in.layers[static_cast<size_t>(l)];
       normalise(layer.attention_norm);
-      matmul_tiles(layer.qkv, normed, hidden_pad, rows, worker.share(layer.qkv.tiles),
-                   StoreColumns<float>{qkv, qkv_columns, qkv_columns});
-      worker.sync();
-      for (int64_t r = mine.begin; r < mine.end; ++r) {
+      product(layer.qkv, normed, hidden_pad, rows, StoreColumns<float>{qkv, qkv_columns, qkv_columns});
+      each_row(rows, [&](int64_t r) {
         const int64_t slot = in.slots[r] * in.shape.kv_heads * in.shape.dim, angle = in.positions[r] * (in.shape.dim / 2);
         rope_row(qkv + r * qkv_columns, in.shape, layer.q_norm, layer.k_norm, in.eps, in.cosine + angle,
                  in.sine + angle, query + r * heads_pad, layer.k_plane + slot, layer.v_plane + slot,
                  head_scratch.data());
-      }
-      worker.sync();
+      });
       AttentionInput<T> attention = attention_input<T>(in, layer.window, query, attended);
       attention.k = layer.k_plane;
       attention.v = layer.v_plane;
-      attention_phase(attention, plans[plan_of[static_cast<size_t>(l)]], tasks[static_cast<size_t>(l)],
-                      merges[static_cast<size_t>(l)], partials, scratch, worker);
-      worker.sync();
-      matmul_tiles(layer.out, attended, heads_pad, rows, worker.share(layer.out.tiles),
-                   AddColumns{residual, hidden, hidden});
-      worker.sync();
+      attend(attention, plans[plan_of[static_cast<size_t>(l)]], partials, scratch, worker);
+      product(layer.out, attended, heads_pad, rows, AddColumns{residual, hidden, hidden});
       normalise(layer.mlp_norm);
-      matmul_tiles(layer.gate_up, normed, hidden_pad, rows, worker.share(layer.gate_up.tiles),
-                   GateColumns<T>{gated, inter_pad, in.intermediate});
-      worker.sync();
-      matmul_tiles(layer.down, gated, inter_pad, rows, worker.share(layer.down.tiles),
-                   AddColumns{residual, hidden, hidden});
-      worker.sync();
-      if (in.capture != nullptr) {
-        std::memcpy(in.capture + (l * rows + mine.begin) * hidden, residual + mine.begin * hidden,
-                    static_cast<size_t>((mine.end - mine.begin) * hidden) * sizeof(float));
-      }
+      product(layer.gate_up, normed, hidden_pad, rows, GateColumns<T>{gated, inter_pad, in.intermediate});
+      product(layer.down, gated, inter_pad, rows, AddColumns{residual, hidden, hidden});
+      each_row(in.capture != nullptr ? rows : 0, [&](int64_t r) {
+        convert_row(residual + r * hidden, hidden, in.capture + (l * rows + r) * hidden);
+      });
     }
-    const Range wanted = worker.share(in.logits_count);
-    for (int64_t i = wanted.begin; i < wanted.end; ++i) {
+    each_row(in.logits_count, [&](int64_t i) {
       T* row = normed + i * hidden_pad;
       rms_norm_row(residual + in.logits_rows[i] * hidden, in.final_norm, hidden, in.eps, row);
       std::memcpy(in.hidden_out + i * hidden, row, static_cast<size_t>(hidden) * sizeof(T));
-    }
-    worker.sync();
-    matmul_tiles(in.head, normed, hidden_pad, in.logits_count, worker.share(in.head.tiles),
-                 StoreColumns<float>{in.logits, in.vocab, in.vocab});
+    });
+    product(in.head, normed, hidden_pad, in.logits_count, StoreColumns<float>{in.logits, in.vocab, in.vocab});
   });
 }
 
