@@ -29,7 +29,7 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
         raise ModelError(f"{folder} holds no .safetensors file{hint}")
     for file in files:
         if file.parent.resolve() != folder.resolve() or not file.is_file():
-            raise ModelError(f"{folder} lacks the weight file {file.name} that its index names")
+            raise ModelError(f"{folder} does not hold the weight file {file.name} that its index names")
     return files
 
 

@@ -44,8 +44,19 @@ def test_a_model_that_looks_at_neighbouring_rows_is_refused() -> None:
 
 def test_a_model_with_state_beside_its_kv_is_refused() -> None:
     executor = build_executor("llama")
-    _layer_hook(executor, lambda x: x + 0.2 * x.cumsum(1))  # right for a whole sequence, wrong for its second piece
-    with pytest.raises(ModelError, match="differ"):
+
+    def running_sum(x: torch.Tensor) -> torch.Tensor:
+        """Right for whole sequences, packed or alone; knows nothing of a sequence's earlier forwards."""
+        spans = [(0, x.shape[1])]
+        if executor._rows is not None:
+            spans = [(s.first, s.first + s.count) for s in executor.rows.attention.sequences]
+        out = x.clone()
+        for first, last in spans:
+            out[:, first:last] += 0.2 * x[:, first:last].cumsum(1)
+        return out
+
+    _layer_hook(executor, running_sum)
+    with pytest.raises(ModelError, match="in pieces"):
         check_behaviour(executor)
 
 

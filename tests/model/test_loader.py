@@ -259,6 +259,7 @@ def test_the_weights_hash_ignores_how_files_are_cut_and_sees_every_bit(folder: P
 
 
 def test_an_index_cannot_name_files_outside_of_the_folder(folder: Path) -> None:
+    save_file({"a": torch.zeros(1)}, folder.parent / "elsewhere.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../elsewhere.safetensors"}}))
     with pytest.raises(ModelError, match="elsewhere"):
         weight_files(folder)
