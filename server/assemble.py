@@ -12,7 +12,7 @@ from typing import Any
 from kvcache.manager import KVCacheManager
 from kvcache.memory import available_bytes
 from kvcache.storage import KVStorage, blocks_in_budget, bytes_per_block
-from model.kernels.load import get_kernels
+from model.kernels.load import find_kernels, get_kernels
 from model.loader import LoadedModel, load_model
 from model.source import resolve_model
 from scheduler.config import SchedulerConfig
@@ -45,8 +45,7 @@ def build_service(settings: Settings, report: Report) -> Service:
     each with one line, if the model or the settings cannot be served.
     """
     source = resolve_model(settings.model, report=report)
-    if settings.device == "cpu" and settings.executor != "generic":
-        get_kernels(report)  # a first start compiles them, which takes a while
+    get_kernels(report)  # a first start compiles them, which takes a while; the sampler uses them on any device
     report(f"loading {source.name}")
     loaded = load_model(
         Path(source.path),
@@ -78,13 +77,15 @@ def assemble(settings: Settings, loaded: LoadedModel, names: tuple[str, ...]) ->
         drafters = {settings.drafter: make_drafter(settings.drafter, info.vocab_size)} if k else {}
     except ValueError as error:
         raise StartError(str(error)) from error
+    kernels, kernels_found = find_kernels()
+    fingerprint = system_fingerprint(loaded.fingerprint, kernels_found if kernels is not None else "numpy")
     step = SpeculativeStep(
         loaded.executor,
         manager,
         storage,
         drafters=drafters,
         default_drafter=settings.drafter if k else None,
-        sampler=Sampler(get_kernels()),
+        sampler=Sampler(kernels),
         max_model_len=max_model_len,
     )
     tokenizer = loaded.tokenizer
@@ -127,9 +128,9 @@ def assemble(settings: Settings, loaded: LoadedModel, names: tuple[str, ...]) ->
         tokenizer=tokenizer,
         facts=facts,
         metrics=metrics,
-        fingerprint=system_fingerprint(loaded.fingerprint),
+        fingerprint=fingerprint,
         created=int(time.time()),
-        info=_server_info(settings, loaded, facts, storage),
+        info=_server_info(settings, loaded, facts, storage, fingerprint),
     )
 
 
@@ -151,9 +152,9 @@ class TextFilters:
         )
 
 
-def system_fingerprint(model_fingerprint: str) -> str:
-    """Same fingerprint, same seed, same request: same ids."""
-    return "fp_" + hashlib.sha256(f"{model_fingerprint}/{VERSION}".encode()).hexdigest()[:16]
+def system_fingerprint(model_fingerprint: str, sampling: str) -> str:
+    """Same fingerprint, same seed, same request: same ids. ``sampling``: what computes the samples' logarithms."""
+    return "fp_" + hashlib.sha256(f"{model_fingerprint}/{sampling}/{VERSION}".encode()).hexdigest()[:16]
 
 
 def _num_blocks(settings: Settings, loaded: LoadedModel, max_model_len: int) -> int:
@@ -173,7 +174,9 @@ def _num_blocks(settings: Settings, loaded: LoadedModel, max_model_len: int) -> 
     return min(fitting, settings.max_num_seqs * -(-max_model_len // block_size))
 
 
-def _server_info(settings: Settings, loaded: LoadedModel, facts: ModelFacts, storage: KVStorage) -> dict[str, Any]:
+def _server_info(
+    settings: Settings, loaded: LoadedModel, facts: ModelFacts, storage: KVStorage, fingerprint: str
+) -> dict[str, Any]:
     exactness = loaded.exactness
     return {
         "version": VERSION,
@@ -184,7 +187,7 @@ def _server_info(settings: Settings, loaded: LoadedModel, facts: ModelFacts, sto
             "checks": [asdict(check) for check in exactness.checks],
         },
         "executor": loaded.executor.kind,
-        "system_fingerprint": system_fingerprint(loaded.fingerprint),
+        "system_fingerprint": fingerprint,
         "kv_cache": {
             "num_blocks": storage.num_blocks,
             "block_size": storage.block_size,

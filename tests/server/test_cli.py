@@ -32,6 +32,7 @@ def environment(model_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
         if name.startswith("TRUEDRAFT_"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("TRUEDRAFT_HOME", str(model_home))
+    monkeypatch.setenv("TRUEDRAFT_KERNELS", "off")  # or the first start in a fresh home builds them
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     # ``serve`` points the log of the whole process at stderr.
     root = logging.getLogger()
