@@ -26,22 +26,33 @@ struct PackedWeight {
   int64_t tile_elements() const { return steps * kTileColumns * Word<T>::kWidth; }
 };
 
-// Columns [source] of weight [n, k] -> packed tiles. `order[c]` is the source row of packed column c, or -1 for zeros.
+// Rows of weight [n, k] -> packed tiles. `order[c]` is the source row of packed column c, or -1 for zeros.
 template <typename T>
 void pack_weight(const T* weight, int64_t k, const int64_t* order, int64_t tiles, T* out) {
   constexpr int width = Word<T>::kWidth;
-  const int64_t steps = round_up(k, width) / width;
+  const int64_t steps = round_up(k, width) / width, whole = k / (16 * width) * 16;
 #pragma omp parallel for
   for (int64_t tile = 0; tile < tiles; ++tile) {
     T* base = out + tile * steps * kTileColumns * width;
-    for (int column = 0; column < kTileColumns; ++column) {
-      const int64_t source = order[tile * kTileColumns + column];
-      for (int64_t step = 0; step < steps; ++step) {
-        for (int i = 0; i < width; ++i) {
-          const int64_t position = step * width + i;
-          const bool inside = source >= 0 && position < k;
-          base[(step * kTileColumns + column) * width + i] = inside ? weight[source * k + position] : T(0);
+    const int64_t* sources = order + tile * kTileColumns;
+    for (int64_t step = 0; step < whole; step += 16) {
+      for (int half = 0; half < 2; ++half) {
+        __m512i r[16];
+        for (int i = 0; i < 16; ++i) {
+          const int64_t source = sources[half * 16 + i];
+          r[i] = source >= 0 ? _mm512_loadu_si512(weight + source * k + step * width) : _mm512_setzero_si512();
         }
+        transpose16(r);
+        for (int i = 0; i < 16; ++i) {
+          _mm512_storeu_si512(base + ((step + i) * kTileColumns + half * 16) * width, r[i]);
+        }
+      }
+    }
+    for (int column = 0; column < kTileColumns; ++column) {
+      for (int64_t position = whole * width; position < steps * width; ++position) {
+        const bool inside = sources[column] >= 0 && position < k;
+        base[(position / width * kTileColumns + column) * width + position % width] =
+            inside ? weight[sources[column] * k + position] : T(0);
       }
     }
   }
