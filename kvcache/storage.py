@@ -7,6 +7,7 @@ Behind the pool's blocks lies one scratch block, which dummy rows may write and 
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -41,7 +42,7 @@ class KVStorage:
         self.num_blocks = num_blocks
         self.block_size = block_size
         slots = (num_blocks + 1) * block_size
-        self._planes = {p.name: torch.zeros((slots, *p.shape), dtype=p.dtype, device=device) for p in planes}
+        self._planes = {p.name: _zeros((slots, *p.shape), p.dtype, torch.device(device)) for p in planes}
 
     @property
     def scratch_block(self) -> int:
@@ -60,6 +61,14 @@ class KVStorage:
     def num_bytes(self) -> int:
         """Memory of all planes, the scratch block included."""
         return sum(plane.nbytes for plane in self._planes.values())
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or num_bytes == 0:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # Anonymous pages are zero and cost nothing until they are written: gigabytes would take seconds to clear.
+    return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=dtype).view(shape)
 
 
 def bytes_per_block(planes: Sequence[PlaneSpec], block_size: int) -> int:
