@@ -77,7 +77,7 @@ class FusedExecutor:
             else:
                 _log.info("no compiled kernels (%s): the fused executor runs on torch", reason)
         if stack is None:
-            stack = TorchStack(spec, weights, device=device)
+            return TiledFusedExecutor(spec, TorchStack(spec, weights, device=device), info)
         return cls(spec, stack, info)
 
     @property
@@ -112,3 +112,19 @@ class FusedExecutor:
             raise RuntimeError("bind a storage before the first forward")
         logits, hidden, layers = self._stack.run(batch, self._planes, capture=capture_layers)
         return ForwardOutput(logits=logits, hidden=hidden, layers=layers)
+
+
+class TiledFusedExecutor(FusedExecutor):
+    """On torch operations: implements model.interface.TiledExecutor."""
+
+    def __init__(self, spec: FusedSpec, stack: TorchStack, info: ModelInfo) -> None:
+        super().__init__(spec, stack, info)
+        self._torch = stack
+
+    @property
+    def tile_classes(self) -> tuple[int, ...]:
+        return self._torch.tile_classes
+
+    @tile_classes.setter
+    def tile_classes(self, classes: tuple[int, ...]) -> None:
+        self._torch.tile_classes = classes

@@ -16,15 +16,16 @@ from model.batch import PackedBatch
 from model.fused_rope import RopeTable
 from model.fused_spec import FusedSpec
 from model.fused_weights import DecoderWeights, LayerWeights
+from model.generic import BASE_TILE, plan_tiles
 
-_TILE = 16  # rows
 _HEAD_SLICE = 8192  # rows of the head's weight that are widened to float32 at a time
 
 
 class TorchStack:
-    """Keeps ``weights``, moved to ``device``."""
+    """Keeps ``weights``, moved to ``device``. ``tile_classes`` may be set as in model.generic."""
 
     def __init__(self, spec: FusedSpec, weights: DecoderWeights, *, device: str = "cpu") -> None:
+        self.tile_classes: tuple[int, ...] = (BASE_TILE,)
         self._spec = spec
         self._device = torch.device(device)
         self._rope = RopeTable(spec, self._device)
@@ -41,14 +42,16 @@ class TorchStack:
         logits: list[Tensor] = []
         hidden: list[Tensor] = []
         layers: list[Tensor] = []
-        for first in range(0, batch.num_rows, _TILE):
-            last = min(first + _TILE, batch.num_rows)
-            rows, outputs = self._run_tile(batch, first, last, planes)
+        for first, count, size in plan_tiles(batch.num_rows, self.tile_classes):
+            last = first + count
+            rows, outputs = self._run_tile(batch, first, last, size, planes)
             wanted = batch.logits_rows[(batch.logits_rows >= first) & (batch.logits_rows < last)] - first
-            if len(wanted):
-                final = _norm(rows, self._final_norm, self._spec.eps).to(self._embedding.dtype)
-                hidden.append(final[wanted.to(self._device)])
-                logits.append(self._logits(final)[wanted.to(self._device)].cpu())
+            for part in wanted.split(BASE_TILE):
+                picked = torch.zeros(BASE_TILE, dtype=torch.int64)
+                picked[: len(part)] = part
+                final = _norm(rows[picked.to(self._device)], self._final_norm, self._spec.eps).to(self._embedding.dtype)
+                hidden.append(final[: len(part)])
+                logits.append(self._logits(final)[: len(part)].cpu())
             if capture:
                 layers.append(torch.stack(outputs)[:, : last - first].cpu())
         none = torch.empty((0, self._spec.vocab_size), dtype=torch.float32)
@@ -59,18 +62,20 @@ class TorchStack:
             torch.cat(layers, dim=1) if capture else None,
         )
 
-    def _run_tile(self, batch: PackedBatch, first: int, last: int, planes: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Residual stream ``[_TILE, H]`` float32 of rows ``[first, last)`` and what each layer left of it."""
+    def _run_tile(
+        self, batch: PackedBatch, first: int, last: int, size: int, planes: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Residual stream ``[size, H]`` float32 of rows ``[first, last)`` and what each layer left of it."""
         spec, count = self._spec, last - first
-        input_ids = torch.zeros(_TILE, dtype=torch.int64)
-        positions = torch.zeros(_TILE, dtype=torch.int64)
+        input_ids = torch.zeros(size, dtype=torch.int64)
+        positions = torch.zeros(size, dtype=torch.int64)
         input_ids[:count] = batch.input_ids[first:last]
         positions[:count] = batch.positions[first:last]
         cosines, sines = self._rope.upto(int(positions.max()))
         where = positions.to(self._device)
         cosine, sine = cosines[where][:, None, :], sines[where][:, None, :]  # [T, 1, D / 2]
         slots = batch.slot_mapping[first:last].to(self._device)
-        tile = AttentionTile(_TILE, _tile_sequences(batch, first, last), batch.block_size, self._device)
+        tile = AttentionTile(size, _tile_sequences(batch, first, last), batch.block_size, self._device)
         x = self._embedding[input_ids.to(self._device)].float()
         outputs = []
         for i, layer in enumerate(self._layers):
@@ -78,12 +83,12 @@ class TorchStack:
             normed = _norm(x, layer.attention_norm, spec.eps).to(self._embedding.dtype)
             q = self._heads(F.linear(normed, layer.q, layer.q_bias), layer.q_norm)
             k = self._heads(F.linear(normed, layer.k, layer.k_bias), layer.k_norm)
-            v = F.linear(normed, layer.v, layer.v_bias).view(_TILE, spec.num_kv_heads, spec.head_dim)
+            v = F.linear(normed, layer.v, layer.v_bias).view(size, spec.num_kv_heads, spec.head_dim)
             q, k = _rotate(q, cosine, sine).to(normed.dtype), _rotate(k, cosine, sine).to(normed.dtype)
             k_plane.index_copy_(0, slots, k[:count])
             v_plane.index_copy_(0, slots, v[:count])
             attended = paged_attention(q, k_plane, v_plane, tile, scaling=spec.scale, window=spec.windows[i] or None)
-            x = x + F.linear(attended.reshape(_TILE, -1), layer.out, layer.out_bias).float()
+            x = x + F.linear(attended.reshape(size, -1), layer.out, layer.out_bias).float()
             normed = _norm(x, layer.mlp_norm, spec.eps).to(self._embedding.dtype)
             gate = _silu(F.linear(normed, layer.gate, layer.gate_bias).float())
             gated = (gate * F.linear(normed, layer.up, layer.up_bias).float()).to(normed.dtype)
@@ -92,7 +97,7 @@ class TorchStack:
         return x, outputs
 
     def _heads(self, x: Tensor, norm: Tensor | None) -> Tensor:
-        heads = x.float().view(_TILE, -1, self._spec.head_dim)
+        heads = x.float().view(len(x), -1, self._spec.head_dim)
         return heads if norm is None else _norm(heads, norm, self._spec.eps)
 
     def _logits(self, rows: Tensor) -> Tensor:

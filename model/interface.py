@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -46,7 +46,7 @@ class Executor(Protocol):
 
     @property
     def kind(self) -> str:
-        """"generic" or "fused", with the path: e.g. "fused/cpu-avx512bf16", "fused/torch", "generic/torch"."""
+        """ "generic" or "fused", with the path: e.g. "fused/cpu-avx512bf16", "fused/torch", "generic/torch"."""
 
     @property
     def planes(self) -> tuple[PlaneSpec, ...]:
@@ -60,3 +60,13 @@ class Executor(Protocol):
 
         Row-invariant: a row's logits are bit-equal whatever else the batch holds.
         """
+
+
+@runtime_checkable
+class TiledExecutor(Executor, Protocol):
+    """An executor on torch operations, which round differently for different numbers of rows: it runs fixed tiles.
+
+    ``tile_classes`` are the tile sizes it may use, ascending; all must give the bits of the smallest (model.probe).
+    """
+
+    tile_classes: tuple[int, ...]

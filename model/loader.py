@@ -24,7 +24,7 @@ from model.gate import (
     short_sequences,
 )
 from model.generic import GenericExecutor
-from model.interface import Executor, ModelInfo
+from model.interface import Executor, ModelInfo, TiledExecutor
 from model.model_cache import default_home
 from model.probe import ExactnessReport, probe_exactness
 from model.structure import examine
@@ -114,7 +114,7 @@ class _Loading:
         if report is None:
             report = probe_exactness(executor, budget=self.budget)
             self.cache.put_report(key, report)
-        elif isinstance(executor, GenericExecutor):
+        elif isinstance(executor, TiledExecutor):
             executor.tile_classes = report.tile_classes
         _log.info("%s: %s, exactness %s: %s", self.name, executor.kind, report.level, report.detail)
         return LoadedModel(executor, executor.info, report, fingerprint, self.tokenizer)

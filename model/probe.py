@@ -17,8 +17,8 @@ from torch import Tensor
 
 from kvcache.storage import KVStorage
 from model.batch import PackedBatch, RowSpan
-from model.generic import BASE_TILE, TILE_CLASSES, GenericExecutor
-from model.interface import Executor
+from model.generic import BASE_TILE, TILE_CLASSES
+from model.interface import Executor, TiledExecutor
 
 _CONTEXTS = (0, 5, 62, 126, 254)  # rows already there: chunk borders at 64, 128 and 256 lie inside the new rows
 _NEW_ROWS = 5  # per sequence
@@ -40,7 +40,7 @@ class ExactnessReport:
     level: Literal["L0", "L2"]
     checks: tuple[ExactnessCheck, ...]
     detail: str  # one line for people
-    tile_classes: tuple[int, ...] = ()  # that the generic executor may use; empty for other executors
+    tile_classes: tuple[int, ...] = ()  # that a tiled executor may use; empty for the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,11 @@ class _Rows:
 def probe_exactness(executor: Executor, storage: KVStorage | None = None, *, budget: int = 512) -> ExactnessReport:
     """Measure ``executor`` with batches of up to ``budget`` rows and the thread count as configured.
 
-    Runs on a small storage of its own and binds ``storage`` again at the end, if given. A generic executor uses the
+    Runs on a small storage of its own and binds ``storage`` again at the end, if given. A tiled executor uses the
     tile classes that passed from then on. Takes about 60 small forwards and two of ``budget`` rows.
     """
     try:
-        tiles = _measure_tiles(executor, budget) if isinstance(executor, GenericExecutor) else ()
+        tiles = _measure_tiles(executor, budget) if isinstance(executor, TiledExecutor) else ()
         checks = tuple(_Probe(executor, budget).run())
     finally:
         if storage is not None:
@@ -148,9 +148,7 @@ class _Probe:
     def _compare(self, name: str, spans: list[RowSpan], keys: list[tuple[int, int]]) -> ExactnessCheck:
         return self._judge(name, self._forward(spans), keys)
 
-    def _judge(
-        self, name: str, packed: tuple[Tensor, Tensor | None], keys: list[tuple[int, int]]
-    ) -> ExactnessCheck:
+    def _judge(self, name: str, packed: tuple[Tensor, Tensor | None], keys: list[tuple[int, int]]) -> ExactnessCheck:
         logits, hidden = packed
         different, largest = 0, 0.0
         for row, key in enumerate(keys):
@@ -172,7 +170,7 @@ class _Probe:
         return out.logits, out.hidden
 
 
-def _measure_tiles(executor: GenericExecutor, budget: int) -> tuple[int, ...]:
+def _measure_tiles(executor: TiledExecutor, budget: int) -> tuple[int, ...]:
     """Which larger tiles give the bits of the base tile, layer by layer; ``executor`` uses them from now on."""
     executor.tile_classes = (BASE_TILE,)
     longest = executor.info.max_model_len
@@ -209,9 +207,7 @@ def _measure_tiles(executor: GenericExecutor, budget: int) -> tuple[int, ...]:
 def _build_storage(executor: Executor, lengths: Sequence[int]) -> tuple[KVStorage, list[list[int]]]:
     """A storage for sequences of these lengths, and their block tables, interleaved."""
     counts = [-(-length // _BLOCK_SIZE) for length in lengths]
-    storage = KVStorage(
-        executor.planes, num_blocks=sum(counts), block_size=_BLOCK_SIZE, device=executor.info.device
-    )
+    storage = KVStorage(executor.planes, num_blocks=sum(counts), block_size=_BLOCK_SIZE, device=executor.info.device)
     order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(1)).tolist()
     tables = []
     for count in counts:

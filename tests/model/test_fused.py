@@ -16,6 +16,8 @@ from model.errors import ModelError
 from model.fused import FusedExecutor, FusedSpec, supports, unsupported_reason
 from model.fused_rope import RopeTable
 from model.fused_weights import collect_weights
+from model.interface import TiledExecutor
+from model.probe import probe_exactness
 from tests.model.kernel_builders import (
     TINY_CONFIGS,
     PagedRun,
@@ -114,6 +116,22 @@ def test_verify_rows_are_bit_equal_to_one_row_decodes_on_torch(name: str, dtype:
     executor = fused_executor(tiny_model(name, dtype), kernels=False)
     mixed: list[Rows] = [[(1, 0, 1), (0, 0, 20), (2, 0, 2)], [(0, 20, 9), (1, 1, 7), (2, 2, 1)]]
     assert_rows_equal_one_row_decodes(executor, [29, 8, 3], [mixed], (1, 16))
+
+
+def test_torch_path_gives_the_same_rows_in_every_tile_that_the_probe_accepts(one_thread: None) -> None:
+    executor = fused_executor(tiny_model("llama", torch.bfloat16), kernels=False)
+    assert isinstance(executor, TiledExecutor)
+    sequences = token_ids([90], 131)
+    expected = PagedRun(executor, sequences, block_size=16).forward([(0, 0, 90)])
+    report = probe_exactness(executor, budget=128)
+    assert report.level == "L0", report.detail
+    assert executor.tile_classes == report.tile_classes
+    found = PagedRun(executor, sequences, block_size=16).forward([(0, 0, 90)])
+    assert torch.equal(found.logits, expected.logits)
+
+
+def test_compiled_path_has_no_tiles() -> None:
+    assert not isinstance(fused_executor(tiny_model("llama"), kernels=True), TiledExecutor)
 
 
 def test_what_another_model_left_in_the_working_memory_changes_nothing() -> None:
