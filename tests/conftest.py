@@ -6,6 +6,8 @@ import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before anything imports the hub's client
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Idle threads sleep at once: two programs whose threads spin for each other's cores cost ten times and more.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from pathlib import Path
 

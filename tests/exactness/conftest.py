@@ -9,24 +9,18 @@ import pytest
 import torch
 
 from model.loader import LoadedModel, load_model
-from model.source import resolve_model
 from tests.exactness.builders import Subject, build_requests, encoded_prompts
-from tests.exactness.tiny import TINY_MODELS, save_tiny
+from tests.exactness.tiny import TINY_MODELS, load_tiny
 
 
 @pytest.fixture(scope="session")
-def smol_path() -> Path:
-    return resolve_model(None).path
+def smol_fp32(default_model_folder: Path) -> LoadedModel:
+    return load_model(default_model_folder, dtype="float32", executor="auto")
 
 
 @pytest.fixture(scope="session")
-def smol_fp32(smol_path: Path) -> LoadedModel:
-    return load_model(smol_path, dtype="float32", executor="auto")
-
-
-@pytest.fixture(scope="session")
-def smol_bf16(smol_path: Path) -> LoadedModel:
-    return load_model(smol_path, dtype="bfloat16", executor="auto")
+def smol_bf16(default_model_folder: Path) -> LoadedModel:
+    return load_model(default_model_folder, dtype="bfloat16", executor="auto")
 
 
 @pytest.fixture(autouse=True)
@@ -34,9 +28,6 @@ def _restore_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
-
-
-_SUBJECTS: dict[str, Subject] = {}
 
 
 @pytest.fixture(scope="session", params=["SmolLM2 bf16", *TINY_MODELS])
@@ -48,5 +39,5 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         stops = frozenset(model.info.eos_token_ids)
         return Subject(name, model.executor, build_requests(prompts, 14, stops))
     tiny = TINY_MODELS[name]
-    model = load_model(save_tiny(tiny, tmp_path_factory.mktemp("tiny")), dtype=tiny.dtype, executor=tiny.executor)
+    model = load_tiny(tiny, tmp_path_factory.mktemp("tiny"))
     return Subject(name, model.executor, build_requests(tiny.prompts(), 12, frozenset()))

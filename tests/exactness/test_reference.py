@@ -20,7 +20,7 @@ from model.loader import LoadedModel
 from specdec.params import SamplingParams
 
 NEAR_TIE = 1e-3
-OUTPUT_TOKENS = 24
+OUTPUT_TOKENS = 16
 LONG_OUTPUT_TOKENS = 8  # after prompts of more than 400 tokens
 
 
@@ -32,8 +32,8 @@ class Reference:
 
 
 @pytest.fixture(scope="module")
-def references(smol_path: Path, smol_fp32: LoadedModel) -> list[Reference]:
-    hf = AutoModelForCausalLM.from_pretrained(smol_path, dtype=torch.float32)
+def references(default_model_folder: Path, smol_fp32: LoadedModel) -> list[Reference]:
+    hf = AutoModelForCausalLM.from_pretrained(default_model_folder, dtype=torch.float32)
     references = []
     for prompt in VARIED:
         ids = smol_fp32.tokenizer.encode(prompt.text, add_special_tokens=False)

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import transformers
 from transformers import PretrainedConfig
 
-from model.loader import DTypeName, ExecutorName
+from model.loader import DTypeName, ExecutorName, LoadedModel, load_model
 
 VOCAB = 211  # odd on purpose: no width is a multiple of a vector
 
@@ -22,6 +23,7 @@ class TinyModel:
     config: Callable[[], PretrainedConfig]
     dtype: DTypeName = "bfloat16"
     executor: ExecutorName = "auto"
+    kernels: bool = True  # False: the torch path, as on a machine that cannot run the compiled kernels
 
     def prompts(self) -> list[list[int]]:
         """16 prompts of 1 to 150 ids, half of them with repetitions that an n-gram drafter finds."""
@@ -73,6 +75,7 @@ def _gemma2() -> PretrainedConfig:
 
 TINY_MODELS = {
     "llama generic bf16": TinyModel(_llama, executor="generic"),
+    "llama fused on torch bf16": TinyModel(_llama, executor="fused", kernels=False),
     "gemma2 generic fp32": TinyModel(_gemma2, dtype="float32", executor="generic"),
     "mistral bf16": TinyModel(_mistral),
     "qwen2 bf16": TinyModel(_qwen2),
@@ -80,7 +83,18 @@ TINY_MODELS = {
 }
 
 
-def save_tiny(tiny: TinyModel, folder: Path) -> Path:
+def load_tiny(tiny: TinyModel, folder: Path) -> LoadedModel:
+    """A random checkpoint of ``tiny``, saved in ``folder``, on its executor."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not tiny.kernels:
+            patch.setenv("TRUEDRAFT_KERNELS", "off")
+        model = load_model(_save_tiny(tiny, folder), dtype=tiny.dtype, executor=tiny.executor)
+    if not tiny.kernels:
+        assert model.executor.kind == "fused/torch", model.executor.kind
+    return model
+
+
+def _save_tiny(tiny: TinyModel, folder: Path) -> Path:
     """Save a random checkpoint of ``tiny`` into ``folder``."""
     torch.manual_seed(11)
     model = transformers.AutoModelForCausalLM.from_config(tiny.config())

@@ -69,9 +69,7 @@ def attend(
         sequences.append(TileSequence(first, count, context.start, blocks))
         first += count
     tile = AttentionTile(ROWS, sequences, block_size, torch.device("cpu"))
-    out = paged_attention(
-        query, key_plane, value_plane, tile, scaling=0.3, window=window, softcap=softcap, sinks=sinks
-    )
+    out = paged_attention(query, key_plane, value_plane, tile, scaling=0.3, window=window, softcap=softcap, sinks=sinks)
     return [out[s.first : s.first + s.count] for s in sequences]
 
 
