@@ -19,6 +19,7 @@ import transformers
 
 from bench.offline import Completion, OfflineConfig, run_offline
 from model.loader import LoadedModel, load_model
+from model.source import cached_default_model
 from specdec.params import SamplingParams
 
 Request = tuple[list[int], SamplingParams]
@@ -113,6 +114,7 @@ def run_checks(model: LoadedModel, label: str, tokens: int, count: int) -> bool:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu_check", description=__doc__)
     parser.add_argument("--model", type=Path, help="a folder of safetensors")
+    parser.add_argument("--random", action="store_true", help="a random model even if the default one is cached")
     parser.add_argument("--device", default="cuda", help="cuda, or cpu to try the check itself")
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--requests", type=int, default=16)
@@ -129,8 +131,9 @@ def main(argv: list[str] | None = None) -> int:
     print(f"GPU check on {where}: torch {torch.__version__}, transformers {transformers.__version__}, Python {python}")
     everything = True
     with tempfile.TemporaryDirectory() as temporary:
-        path = args.model or random_model(Path(temporary), layers=args.layers, hidden=args.hidden)
-        name = args.model.name if args.model else "random Llama"
+        path = args.model or (None if args.random else cached_default_model())
+        name = path.name if path else "random Llama"
+        path = path or random_model(Path(temporary), layers=args.layers, hidden=args.hidden)
         for dtype in args.dtypes:
             for executor in args.executors:
                 model = load_model(path, dtype=dtype, device=args.device, executor=executor)
