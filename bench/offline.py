@@ -119,11 +119,15 @@ class OfflineEngine:
             self.steps.append(result.stats)
             for event in self.scheduler.apply(plan, result):
                 events[event.request_id].append(event)
+            self.after_step()
             self.num_preemptions += self.scheduler.take_record(result.stats).num_preemptions
         return [_join(events[name]) for name in names]
 
     def before_step(self) -> None:
         """Called when a plan is made and its blocks are reserved; a test may disturb what must not matter."""
+
+    def after_step(self) -> None:
+        """Called when a step's result was applied; a test may look at what is left."""
 
     def check_clean(self) -> None:
         """Raise AssertionError unless nothing runs and every block is free or merely cached."""

@@ -19,6 +19,17 @@ from specdec.params import SamplingParams
 from specdec.plan import StepStats
 from tests.exactness.conditions import REFERENCE, Condition
 
+
+class CheckedEngine(OfflineEngine):
+    """Looks after every step whether positions, tokens and blocks are in step."""
+
+    def after_step(self) -> None:
+        self.scheduler.check_integrity()
+        for sequence in self.scheduler.running_sequences():
+            surplus = len(sequence.table.blocks) - -(-len(sequence.tokens) // self.manager.block_size)
+            assert surplus <= 0, f"sequence {sequence.seq_id} keeps {surplus} blocks of rejected drafts"
+
+
 Request = tuple[list[int], SamplingParams]
 
 
@@ -107,7 +118,7 @@ def run_condition(subject: Subject, condition: Condition) -> list[Completion]:
         drafter = WrongDrafter(
             OracleDrafter(answers_by_seq), 5, subject.executor.info.vocab_size, error_rate=condition.oracle_errors
         )
-    engine = OfflineEngine(subject.executor, config, num_blocks=blocks, drafter=drafter)
+    engine = CheckedEngine(subject.executor, config, num_blocks=blocks, drafter=drafter)
     answers: dict[int, Completion] = {}
     for _ in range(2 if condition.warm else 1):
         for first in range(0, len(order), condition.batch):
