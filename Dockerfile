@@ -30,6 +30,11 @@ RUN pip install --no-deps --no-build-isolation . \
     && TRUEDRAFT_HOME=/opt/truedraft/share/truedraft truedraft build-kernels
 
 FROM python:${PYTHON_VERSION}-slim-bookworm
+# The kernels' OpenMP runtime, where torch's wheel brings its own under another name. Any version will do.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends libgomp1 \
+    && rm -rf /var/lib/apt/lists/*
 RUN groupadd --gid 10001 truedraft \
     && useradd --uid 10001 --gid 10001 --create-home --shell /usr/sbin/nologin truedraft \
     && install --directory --owner=10001 --group=10001 /var/lib/truedraft
