@@ -9,7 +9,7 @@ The level is measured and reported, never assumed:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -41,6 +41,12 @@ class ExactnessReport:
     checks: tuple[ExactnessCheck, ...]
     detail: str  # one line for people
     tile_classes: tuple[int, ...] = ()  # that a tiled executor may use; empty for the others
+
+    def with_checks(self, checks: Sequence[ExactnessCheck]) -> ExactnessReport:
+        """This report and more checks: one that failed takes the level down and stands in the detail."""
+        failed = [f"{check.name}: {check.detail}" for check in checks if not check.passed]
+        detail = "; ".join([*failed, self.detail])
+        return replace(self, level="L2" if failed else self.level, checks=(*self.checks, *checks), detail=detail)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from kvcache.memory import available_bytes
 from kvcache.storage import KVStorage, blocks_in_budget, bytes_per_block
 from model.kernels.load import find_kernels, get_kernels
 from model.loader import LoadedModel, load_model
+from model.probe import ExactnessReport
 from model.source import resolve_model
 from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine
@@ -26,6 +27,7 @@ from server.service import Service
 from server.settings import Settings
 from server.version import VERSION
 from specdec.drafters.registry import make_drafter
+from specdec.probe import probe_sampling
 from specdec.sampling import Sampler
 from specdec.step import SpeculativeStep
 
@@ -78,6 +80,8 @@ def assemble(settings: Settings, loaded: LoadedModel, names: tuple[str, ...]) ->
     except ValueError as error:
         raise StartError(str(error)) from error
     kernels, kernels_found = find_kernels()
+    sampler = Sampler(kernels)
+    exactness = loaded.exactness.with_checks(probe_sampling(sampler, min(info.vocab_size, info.embedding_rows)))
     fingerprint = system_fingerprint(loaded.fingerprint, kernels_found if kernels is not None else "numpy")
     step = SpeculativeStep(
         loaded.executor,
@@ -85,7 +89,7 @@ def assemble(settings: Settings, loaded: LoadedModel, names: tuple[str, ...]) ->
         storage,
         drafters=drafters,
         default_drafter=settings.drafter if k else None,
-        sampler=Sampler(kernels),
+        sampler=sampler,
         max_model_len=max_model_len,
     )
     tokenizer = loaded.tokenizer
@@ -114,7 +118,7 @@ def assemble(settings: Settings, loaded: LoadedModel, names: tuple[str, ...]) ->
     metrics = Metrics(
         model_name=names[0],
         max_speculative_tokens=k,
-        exactness_level=int(loaded.exactness.level[1:]),
+        exactness_level=int(exactness.level[1:]),
         cache_config={
             "block_size": settings.block_size,
             "num_blocks": num_blocks,
@@ -130,7 +134,7 @@ def assemble(settings: Settings, loaded: LoadedModel, names: tuple[str, ...]) ->
         metrics=metrics,
         fingerprint=fingerprint,
         created=int(time.time()),
-        info=_server_info(settings, loaded, facts, storage, fingerprint),
+        info=_server_info(settings, loaded, exactness, facts, storage, fingerprint),
     )
 
 
@@ -175,9 +179,13 @@ def _num_blocks(settings: Settings, loaded: LoadedModel, max_model_len: int) -> 
 
 
 def _server_info(
-    settings: Settings, loaded: LoadedModel, facts: ModelFacts, storage: KVStorage, fingerprint: str
+    settings: Settings,
+    loaded: LoadedModel,
+    exactness: ExactnessReport,
+    facts: ModelFacts,
+    storage: KVStorage,
+    fingerprint: str,
 ) -> dict[str, Any]:
-    exactness = loaded.exactness
     return {
         "version": VERSION,
         "model": {**asdict(loaded.info), "served_names": list(facts.names)},
