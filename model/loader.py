@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from model.attach import ATTENTION_NAME, register
@@ -27,6 +27,7 @@ from model.generic import GenericExecutor
 from model.interface import Executor, ModelInfo, TiledExecutor
 from model.model_cache import default_home
 from model.probe import ExactnessReport, probe_exactness
+from model.quiet import quiet_transformers, reason_of
 from model.structure import examine
 from model.tokenizer import Tokenizer
 from model.weights import read_state, weight_files
@@ -36,6 +37,18 @@ _log = logging.getLogger(__name__)
 DTypeName = Literal["bfloat16", "float32", "auto"]
 ExecutorName = Literal["auto", "fused", "generic"]
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+# Numbers that a config of any architecture may hold, and that no model can have fewer than one of.
+_COUNTS = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "n_embd",
+    "n_head",
+    "n_layer",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +92,9 @@ def load_model(
     _check_device(device)
     if num_threads is not None:
         torch.set_num_threads(num_threads)
-    return _Loading(path, dtype, device, max_batched_tokens, name or path.name, home or default_home()).run(executor)
+    with quiet_transformers():
+        loading = _Loading(path, dtype, device, max_batched_tokens, name or path.name, home or default_home())
+        return loading.run(executor)
 
 
 class _Loading:
@@ -123,7 +138,11 @@ class _Loading:
         """The fused executor if it supports the model and agrees with the generic one; else None, or ModelError."""
         from model.fused import FusedExecutor, supports
 
-        if not supports(self.config):
+        try:
+            supported = supports(self.config)
+        except Exception as error:  # whatever transformers' own modules raise about the config's fields
+            raise ModelError(f"{self.path}/config.json cannot be used: {reason_of(error)}") from error
+        if not supported:
             if required:
                 raise ModelError(f"model type {self.config.model_type!r} is not supported by the fused executor")
             return None
@@ -132,9 +151,11 @@ class _Loading:
         if embeddings is None:
             raise ModelError(f"{self.path} holds no model.embed_tokens.weight")
         head = state.get("lm_head.weight", embeddings)
-        fused = FusedExecutor.from_hf(
-            state, self.config, info=self._info(int(head.shape[0]), int(embeddings.shape[0])), device=self.device
-        )
+        info = self._info(int(head.shape[0]), int(embeddings.shape[0]))
+        try:
+            fused = FusedExecutor.from_hf(state, self.config, info=info, device=self.device)
+        except ModelError as error:
+            raise ModelError(f"{self.path} cannot be loaded: {error}") from error
         del state, embeddings, head
         difference = self._difference_from_generic(fused)
         if difference <= TOLERANCE[self.dtype]:
@@ -162,7 +183,12 @@ class _Loading:
 
     def _generic(self) -> GenericExecutor:
         model = self._hf_model()
-        structure = examine(model)
+        try:
+            structure = examine(model)
+        except ModelError:
+            raise
+        except Exception as error:  # whatever the model's own forward raises
+            raise ModelError(f"{self.path}: the model's own forward fails: {reason_of(error)}") from error
         info = self._info(structure.vocab_size, int(model.get_input_embeddings().weight.shape[0]))
         executor = GenericExecutor(model, structure, info)
         key = digest(["gate", self.depends_on])
@@ -172,7 +198,6 @@ class _Loading:
         return executor
 
     def _hf_model(self) -> Any:
-        transformers.utils.logging.disable_progress_bar()
         try:
             model, loading = AutoModelForCausalLM.from_pretrained(
                 self.path,
@@ -181,15 +206,27 @@ class _Loading:
                 use_safetensors=True,
                 trust_remote_code=False,
                 local_files_only=True,
+                ignore_mismatched_sizes=True,  # they are refused below, by name
                 output_loading_info=True,
             )
         except ModelError:
             raise
         except Exception as error:  # whatever a model's own code raises about its config or weights
-            raise ModelError(f"{self.path} cannot be loaded: {_first_line(error)}") from error
-        absent = [*sorted(loading["missing_keys"]), *sorted(str(key) for key in loading["mismatched_keys"])]
+            raise ModelError(f"{self.path} cannot be loaded: {reason_of(error)}") from error
+        mismatched = sorted(loading["mismatched_keys"])
+        if mismatched:
+            name, stored, expected = mismatched[0]
+            others = f" (and {len(mismatched) - 1} more such weights)" if len(mismatched) > 1 else ""
+            raise ModelError(
+                f"{self.path} cannot be loaded: {name} has shape {tuple(stored)}, "
+                f"the config says {tuple(expected)}{others}"
+            )
+        absent = sorted(loading["missing_keys"])
         if absent:
             raise ModelError(f"{self.path} lacks {len(absent)} weights of the model: {', '.join(absent[:3])}")
+        unused = sorted(loading["unexpected_keys"])
+        if unused:
+            _log.warning("%s: the model has no use for %d stored weights: %s", self.name, len(unused), unused[0])
         return model.to(self.device)
 
     def _info(self, vocab_size: int, embedding_rows: int) -> ModelInfo:
@@ -212,12 +249,24 @@ class _Loading:
 
 
 def _read_config(path: Path) -> Any:
-    if not (path / "config.json").is_file():
+    file = path / "config.json"
+    if not file.is_file():
         raise ModelError(f"{path} holds no config.json")
     try:
+        _check_counts(json.loads(file.read_text("utf-8")))
         return AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # whatever a config's own code raises about its fields
-        raise ModelError(f"{path}/config.json cannot be used: {_first_line(error)}") from error
+        raise ModelError(f"{file} cannot be used: {reason_of(error)}") from error
+
+
+def _check_counts(config: object) -> None:
+    """Raise ModelError for a field that code of transformers would divide by, or that leaves nothing of the model."""
+    parts = config.values() if isinstance(config, dict) else ()
+    for part in (config, *parts):  # the text model of a larger one has a config inside the config
+        for name in _COUNTS if isinstance(part, dict) else ():
+            value = part.get(name)
+            if isinstance(value, int) and value < 1:
+                raise ModelError(f"{name} is {value}, but must be at least 1")
 
 
 def _choose_dtype(wanted: str, config: Any) -> str:
@@ -236,7 +285,7 @@ def _stop_ids(path: Path, config: Any, tokenizer: Tokenizer | None) -> tuple[int
         try:
             generation = GenerationConfig.from_pretrained(path, local_files_only=True)
         except Exception as error:  # whatever its validation raises
-            raise ModelError(f"{path}/generation_config.json cannot be used: {_first_line(error)}") from error
+            raise ModelError(f"{path}/generation_config.json cannot be used: {reason_of(error)}") from error
     listed = getattr(generation, "eos_token_id", None)
     ids = [] if listed is None else list(listed) if isinstance(listed, list | tuple) else [listed]
     if tokenizer is not None and tokenizer.eos_token_id is not None:
@@ -253,7 +302,3 @@ def _check_device(device: str) -> None:
         raise ModelError(f"device must be cpu or cuda, got {device!r}")
     if kind == "cuda" and not torch.cuda.is_available():
         raise ModelError(f"device {device!r} is not available: torch {torch.__version__} finds no CUDA device")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
