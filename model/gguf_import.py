@@ -39,13 +39,15 @@ def convert_gguf(path: Path, folder: Path, report: Report) -> dict[str, Any]:
     import transformers
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from model.quiet import quiet_transformers, reason_of
+
     report(f"converting {path.name} to bf16 safetensors (once)")
     options: dict[str, Any] = {"gguf_file": path.name, "dtype": torch.bfloat16}
     gguf_config = getattr(transformers, "GgufConfig", None)
     if gguf_config is not None:  # older releases know only dequantising
         options["quantization_config"] = gguf_config(dequantize=True)
     try:
-        with heartbeat(report, f"converting {path.name}"):
+        with quiet_transformers(), heartbeat(report, f"converting {path.name}"):
             tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
             model = AutoModelForCausalLM.from_pretrained(path.parent, **options)
             model.save_pretrained(folder)
@@ -54,9 +56,9 @@ def convert_gguf(path: Path, folder: Path, report: Report) -> dict[str, Any]:
     except OSError as error:
         if error.errno is not None:  # the disk's word, not the converter's
             raise
-        raise ModelSourceError(f"{path}: cannot be converted: {error}") from error
+        raise ModelSourceError(f"{path}: cannot be converted: {reason_of(error)}") from error
     except Exception as error:  # the converter raises whatever it met inside the file
-        raise ModelSourceError(f"{path}: cannot be converted: {type(error).__name__}: {error}") from error
+        raise ModelSourceError(f"{path}: cannot be converted: {reason_of(error)}") from error
     if pre_tokenizer in _DIGIT_SPLITTING_PRE_TOKENIZERS:
         _split_digits(folder / "tokenizer.json")
     report(f"converted {path.name}")
