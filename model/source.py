@@ -38,6 +38,8 @@ __all__ = [
 _HUB_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@(?P<revision>[\w./-]+))?")
 # What a causal language model needs; weights in other formats stay where they are.
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model", "spiece.model"]
+# Errors of whichever HTTP library the hub's client uses.
+_NO_CONNECTION = frozenset({"ConnectError", "ConnectTimeout", "ConnectionError", "ProxyError", "ReadTimeout"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,14 +155,32 @@ def _hub_source(repo: str, revision: str | None, cache: ModelCache, report: Repo
         with heartbeat(report, f"downloading {repo}"):
             folder = snapshot_download(repo, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=["*/*"])
     except Exception as error:  # the hub's client lets its transport's errors through, whichever that is
-        reason = str(error).strip().splitlines() or [""]
         raise ModelSourceError(
-            f"--model {repo!r}: no such local folder or file, and the hub did not give it "
-            f"({type(error).__name__}: {reason[0][:200]})"
+            f"--model {repo!r}: no such local folder or file, and {_hub_reason(error, revision)}"
         ) from error
     check_checkpoint_folder(Path(folder))
     _write_note(note, {"repo": repo, "revision": revision, "path": str(folder)})
     return ModelSource(path=Path(folder), name=repo, origin="hub")
+
+
+def _hub_reason(error: Exception, revision: str | None) -> str:
+    """Why the hub did not give a model, as the end of a sentence: its client's own words are paragraphs."""
+    from huggingface_hub import constants, errors
+
+    hub = "the Hugging Face hub"
+    if constants.HF_HUB_OFFLINE:
+        return f"{hub} is switched off (HF_HUB_OFFLINE) without a complete copy of it on this machine"
+    if isinstance(error, errors.GatedRepoError):
+        return f"{hub} gives it only to those who accepted its terms (then put your token into HF_TOKEN)"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return f"{hub} has no model of that name, or only for those with a token (HF_TOKEN)"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"{hub} has no revision {revision!r} of it"
+    if isinstance(error, errors.LocalEntryNotFoundError) or type(error).__name__ in _NO_CONNECTION:
+        return f"{hub} cannot be reached, and there is no complete copy of it on this machine"
+    from model.quiet import reason_of
+
+    return f"{hub} did not give it: {reason_of(error)}"
 
 
 def _accepts(check: Callable[[Path], None], folder: Path) -> bool:

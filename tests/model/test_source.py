@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
+import huggingface_hub.errors
 import pytest
 import torch
 
@@ -159,6 +161,16 @@ def test_a_gguf_file_is_converted_once_and_found_by_its_content(tmp_path: Path) 
     assert tokenizer.convert_ids_to_tokens(ids)[:2] == ["th", "e"]
 
 
+def test_a_conversion_prints_our_own_lines_only(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf")
+    capfd.readouterr()
+    told: list[str] = []
+    resolve_model(str(file), home=tmp_path / "home", report=told.append)
+    assert capfd.readouterr() == ("", "")
+    assert told[0] == "converting tiny.gguf to bf16 safetensors (once)"
+    assert told[-1] == "converted tiny.gguf"
+
+
 def test_digits_are_split_before_the_spaces_ahead_of_them_are_grouped(tmp_path: Path) -> None:
     from tokenizers import Tokenizer
 
@@ -189,6 +201,12 @@ def test_a_safetensors_file_asks_for_its_folder(checkpoint: Path, tmp_path: Path
 # ---- names ----
 
 
+def _hub_error(name: str) -> Exception:
+    response = httpx.Response(404, request=httpx.Request("GET", "https://hub.invalid"))
+    error: Exception = getattr(huggingface_hub.errors, name)("answered by the hub", response=response)
+    return error
+
+
 @pytest.mark.parametrize(
     "model", ["", "./nowhere", "/nowhere/at/all", "a/b/c", "missing.gguf", "a b", "../x", "x\0y", "~nobody-here/x"]
 )
@@ -196,9 +214,40 @@ def test_what_is_neither_a_path_nor_a_hub_name_is_refused(tmp_path: Path, model:
     assert repr(model) in refusal(model, tmp_path)
 
 
-def test_a_hub_name_without_a_network_is_one_clear_line(tmp_path: Path) -> None:
-    message = refusal("someone/some-model", tmp_path)
-    assert "'someone/some-model': no such local folder or file, and the hub did not give it" in message
+def test_a_hub_name_while_the_hub_is_switched_off_is_one_whole_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert refusal("someone/some-model", tmp_path) == (
+        "--model 'someone/some-model': no such local folder or file, and the Hugging Face hub is switched off "
+        "(HF_HUB_OFFLINE) without a complete copy of it on this machine"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (huggingface_hub.errors.LocalEntryNotFoundError("x"), "the Hugging Face hub cannot be reached"),
+        (httpx.ConnectError("refused"), "the Hugging Face hub cannot be reached"),
+        (_hub_error("GatedRepoError"), "HF_TOKEN"),
+        (_hub_error("RepositoryNotFoundError"), "the Hugging Face hub has no model of that name, or"),
+        (_hub_error("RevisionNotFoundError"), "the Hugging Face hub has no revision 'v2' of it"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (ValueError("word " * 1000), "word ..."),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_the_hub_answers_becomes_one_whole_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> str:
+        raise error
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    message = refusal("someone/some-model@v2", tmp_path)
+    assert words in message
+    assert len(message) < 600
 
 
 def test_a_hub_model_that_was_fetched_needs_no_network_again(checkpoint: Path, tmp_path: Path) -> None:
