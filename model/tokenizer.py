@@ -12,6 +12,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from model.errors import ModelError
+from model.token_length import BYTE_LETTERS, TokenLengthBound
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 
@@ -27,6 +28,7 @@ class Tokenizer:
     def __init__(self, tokenizer: Any) -> None:
         self._hf = tokenizer
         self._rust: Any = getattr(tokenizer, "backend_tokenizer", None)
+        self._length_bound = None if self._rust is None else TokenLengthBound.of(json.loads(self._rust.to_str()))
         self._lock = threading.Lock()  # only for tokenizers without a Rust backend
         if self._rust is not None:  # the Rust tokenizer obeys these on every call
             self._rust.no_truncation()
@@ -44,10 +46,19 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of ``text``. Special tokens written in the text become their ids."""
+        return self.encode_many((text,), add_special_tokens)[0]
+
+    def encode_many(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """``encode`` of each text. With a Rust backend, other threads run meanwhile."""
         if self._rust is not None:
-            return list(self._rust.encode(text, add_special_tokens=add_special_tokens).ids)
-        with self._lock:
-            return list(self._hf.encode(text, add_special_tokens=add_special_tokens))
+            # The call for a single text would hold the GIL, for seconds if the text is long.
+            found = self._rust.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+            return [list(encoding.ids) for encoding in found]
+        ids = []
+        for text in texts:
+            with self._lock:
+                ids.append(list(self._hf.encode(text, add_special_tokens=add_special_tokens)))
+        return ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of ``token_ids``, with U+FFFD for bytes that are no UTF-8. Ids without a piece give no text."""
@@ -74,11 +85,15 @@ class Tokenizer:
             return b""
         if token_id in self._added_ids:
             return piece.encode()
-        if "ByteLevel" in self._decoders and all(c in _BYTE_OF for c in piece):
-            return bytes(_BYTE_OF[c] for c in piece)
+        if "ByteLevel" in self._decoders and all(c in BYTE_LETTERS for c in piece):
+            return bytes(BYTE_LETTERS[c] for c in piece)
         if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
             return bytes([int(piece[3:5], 16)])
         return piece.replace("\u2581", " ").encode()
+
+    def fewest_tokens(self, text: str) -> int:
+        """A number that ``encode`` of this text does not go below, found without tokenizing; 0 if none is known."""
+        return 0 if self._length_bound is None else self._length_bound.fewest_tokens(text)
 
     @property
     def vocab_size(self) -> int:
@@ -125,13 +140,3 @@ class Tokenizer:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-
-
-def _byte_letters() -> dict[str, int]:
-    """Byte-level vocabularies spell printable bytes as themselves, and the others as letters from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTE_OF = _byte_letters()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as RustTokenizer
-from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from model.tokenizer import Tokenizer
@@ -17,8 +21,9 @@ from model.tokenizer import Tokenizer
 SPECIAL = ["<|end|>", "<|start|>"]
 
 
-def byte_level() -> Tokenizer:
-    vocab = {token: i for i, token in enumerate([*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), "th", "Ġth"])}
+def byte_level(without: str = "") -> Tokenizer:
+    letters = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set(without))
+    vocab = {token: i for i, token in enumerate([*SPECIAL, *letters, "th", "Ġth"])}
     rust = RustTokenizer(models.BPE(vocab=vocab, merges=[("t", "h"), ("Ġ", "th")]))
     rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     rust.decoder = decoders.ByteLevel()
@@ -32,6 +37,28 @@ def byte_fallback() -> Tokenizer:
     rust.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
     rust.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=rust, eos_token="</s>", unk_token="<unk>"))
+
+
+def with_normalizer(normalizer: normalizers.Normalizer) -> Tokenizer:
+    tokenizer = byte_level()
+    tokenizer.backend.normalizer = normalizer
+    return again(tokenizer)
+
+
+def with_pre_tokenizer(pre_tokenizer: Any) -> Tokenizer:
+    tokenizer = byte_level()
+    tokenizer.backend.pre_tokenizer = pre_tokenizer
+    return again(tokenizer)
+
+
+def with_added_token(token: AddedToken) -> Tokenizer:
+    tokenizer = byte_level()
+    tokenizer.backend.add_tokens([token])
+    return again(tokenizer)
+
+
+def again(tokenizer: Tokenizer) -> Tokenizer:
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend, eos_token=SPECIAL[0]))
 
 
 TOKENIZERS = {"byte level": byte_level(), "byte fallback": byte_fallback()}
@@ -95,3 +122,70 @@ def test_threads_do_not_disturb_each_other() -> None:
     for thread in threads:
         thread.join()
     assert found == expected
+
+
+BOUNDED = {
+    **TOKENIZERS,
+    "NFC": with_normalizer(normalizers.NFC()),
+    "a byte that the vocabulary lacks": byte_level(without="a"),
+    "replaced by something longer": with_normalizer(normalizers.Replace(" ", "▁")),
+}
+SWALLOWING = {
+    "lower case": with_normalizer(normalizers.Lowercase()),
+    "strip": with_normalizer(normalizers.Strip()),
+    "replaced by something shorter": with_normalizer(normalizers.Replace("  ", " ")),
+    "replaced by a pattern": with_normalizer(normalizers.Replace(Regex(" +"), "   ")),
+    "white space is dropped": with_pre_tokenizer(pre_tokenizers.WhitespaceSplit()),
+    "a split is dropped": with_pre_tokenizer(
+        pre_tokenizers.Sequence([pre_tokenizers.Split(" ", "removed"), pre_tokenizers.ByteLevel()])
+    ),
+    "an added token strips": with_added_token(AddedToken("<|x|>", lstrip=True)),
+    "unknown characters": with_pre_tokenizer(None),
+}
+
+
+@pytest.mark.parametrize("tokenizer", [*BOUNDED.values(), *SWALLOWING.values()], ids=[*BOUNDED, *SWALLOWING])
+@given(text=st.text(st.sampled_from("ath \u0301\u212a\u1100\u1161\u11a8好😀<|>xend"), max_size=60) | st.text())
+@settings(max_examples=30)
+def test_no_text_has_fewer_tokens_than_the_fewest(tokenizer: Tokenizer, text: str) -> None:
+    assert tokenizer.fewest_tokens(text) <= len(tokenizer.encode(text))
+
+
+@pytest.mark.parametrize("tokenizer", BOUNDED.values(), ids=BOUNDED.keys())
+def test_a_long_text_is_known_to_be_long(tokenizer: Tokenizer) -> None:
+    assert tokenizer.fewest_tokens("th. " * 10_000) > 100
+
+
+@pytest.mark.parametrize("tokenizer", SWALLOWING.values(), ids=SWALLOWING.keys())
+def test_there_is_no_bound_where_a_tokenizer_may_swallow_text(tokenizer: Tokenizer) -> None:
+    assert tokenizer.fewest_tokens(" " * 10_000) == 0
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS.keys())
+@given(texts=st.lists(st.text(max_size=30), max_size=4), special=st.booleans())
+def test_many_texts_are_encoded_as_one_by_one(tokenizer: Tokenizer, texts: list[str], special: bool) -> None:
+    rust = tokenizer.backend
+    assert tokenizer.encode_many(texts, special) == [rust.encode(t, add_special_tokens=special).ids for t in texts]
+
+
+@pytest.mark.parametrize("call", ["encode", "encode_many"])
+def test_other_threads_run_while_a_long_text_is_encoded(call: str) -> None:
+    tokenizer, text = TOKENIZERS["byte level"], "th is the thing " * 100_000
+    work: dict[str, Callable[[], object]] = {
+        "encode": lambda: tokenizer.encode(text),
+        "encode_many": lambda: tokenizer.encode_many([text]),
+    }
+
+    async def ticks() -> tuple[float, float]:
+        """The longest time in which the loop did not run, and the time of it all."""
+        working = asyncio.create_task(asyncio.to_thread(work[call]))
+        began = last = time.perf_counter()
+        longest = 0.0
+        while not working.done():
+            await asyncio.sleep(0.001)
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+        return longest, last - began
+
+    longest, whole = asyncio.run(ticks())
+    assert longest < whole / 2
