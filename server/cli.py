@@ -8,8 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from server.ending import INTERRUPTED_CODE, TERMINATED_CODE, Ended, ended_by_signals
 from server.settings import Settings, SettingsError, choices_of, default_text, flag_name, is_switch, load_settings
 from server.version import VERSION
+
+_EXIT_CODES = (
+    "Exit codes: 0 when done, also when a signal ended a server that was ready; 1 for an error, which is one line on "
+    f"stderr; {TERMINATED_CODE} for SIGTERM and {INTERRUPTED_CODE} for SIGINT before the server was ready."
+)
 
 
 def report(line: str) -> None:
@@ -25,7 +31,10 @@ class _Parser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="truedraft", description="A lossless speculative-decoding inference server.", allow_abbrev=False
+        prog="truedraft",
+        description="A lossless speculative-decoding inference server.",
+        epilog=_EXIT_CODES,
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"truedraft {VERSION}")
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
@@ -33,6 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
         "serve",
         help="serve a model over HTTP",
         description="Serve a model over HTTP. Flags win over TRUEDRAFT_* environment variables, these over --config.",
+        epilog=_EXIT_CODES,
         allow_abbrev=False,
     )
     serve.add_argument("--config", type=Path, metavar="FILE", help="settings from a TOML or YAML file")
@@ -54,18 +64,22 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code; whatever the user can mend is one line on stderr and 1."""
     arguments = vars(build_parser().parse_args(argv))
-    command = arguments.pop("command")
-    try:
-        if command == "serve":
-            return _serve(load_settings(arguments, arguments.pop("config")))
-        if command == "fetch":
-            return _fetch(arguments["model"])
-        return _build_kernels()
-    except SettingsError as error:
-        report(f"error: {error}")
-    except KeyboardInterrupt:
-        report("interrupted")
-    return 1
+    with ended_by_signals(report) as tell:
+        try:
+            return _run(arguments.pop("command"), arguments)
+        except SettingsError as error:
+            report(f"error: {error}")
+            return 1
+        except Ended as ended:
+            return tell(ended.number)
+
+
+def _run(command: str, arguments: dict[str, Any]) -> int:
+    if command == "serve":
+        return _serve(load_settings(arguments, arguments.pop("config")))
+    if command == "fetch":
+        return _fetch(arguments["model"])
+    return _build_kernels()
 
 
 def _serve(settings: Settings) -> int:

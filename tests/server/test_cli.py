@@ -175,3 +175,119 @@ def test_what_does_not_finish_in_time_is_ended_with_an_error_and_done(tiny_model
         assert received.endswith(b"\n\ndata: [DONE]\n\n")
         assert b'"code":"shutting_down"' in received
         assert process.wait(60) == 0
+
+
+@contextlib.contextmanager
+def starting(*arguments: object, said: str, **variables: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+    """A process that has written a line with ``said`` to stderr, and its lines so far; ended with the block."""
+    process = subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, text=True, env={**os.environ, **variables})
+    assert process.stderr is not None
+    lines: list[str] = []
+    try:
+        for line in process.stderr:
+            lines.append(line.rstrip("\n"))
+            if said in line:
+                break
+        else:
+            pytest.fail(f"never said {said!r}: {lines}")
+        yield process, lines
+    finally:
+        process.kill()
+        process.wait(30)
+        process.stderr.close()
+
+
+def end(process: subprocess.Popen[str], number: int) -> tuple[int, list[str]]:
+    """Exit code, and the lines that followed the signal."""
+    process.send_signal(number)
+    _, rest = process.communicate(timeout=60)
+    return process.returncode, rest.splitlines()
+
+
+def processes_with(variable: str) -> list[str]:
+    """Command lines of all processes that were started, however indirectly, with this environment variable."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if variable.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found.append((folder / "cmdline").read_text().replace("\0", " "))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "line"),
+    [(signal.SIGTERM, 143, "truedraft: ended by SIGTERM"), (signal.SIGINT, 1, "truedraft: interrupted")],
+)
+@pytest.mark.usefixtures("environment")
+def test_a_signal_while_the_model_loads_is_one_line(tiny_model: Path, number: int, code: int, line: str) -> None:
+    arguments = ("serve", "--model", tiny_model, "--port", 0, "--num-blocks", 8)
+    with starting(*arguments, said="loading") as (process, _):
+        assert end(process, number) == (code, [line])
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_signal_while_a_model_downloads_leaves_no_process_and_nothing_in_the_way(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as index:  # takes connections and never answers
+        variables = {
+            "TRUEDRAFT_HOME": str(tmp_path / "home"),
+            "TEST_MARK": str(tmp_path),
+            "PIP_CONFIG_FILE": os.devnull,
+            "PIP_INDEX_URL": f"http://127.0.0.1:{index.getsockname()[1]}/simple",
+            "no_proxy": "127.0.0.1",
+        }
+        with starting("fetch", said="downloading", **variables) as (process, _):
+            index.settimeout(60)
+            index.accept()[0].close()  # pip runs; it tries again
+            assert len(processes_with(f"TEST_MARK={tmp_path}")) == 2
+            code, lines = end(process, signal.SIGTERM)
+    assert (code, lines[-1]) == (143, "truedraft: ended by SIGTERM")
+    assert processes_with(f"TEST_MARK={tmp_path}") == []
+    assert [path.name for path in (tmp_path / "home" / "models").iterdir() if path.is_dir()] == []
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_signal_while_the_kernels_compile_leaves_no_process_and_nothing_in_the_way(tmp_path: Path) -> None:
+    fifo = tmp_path / "compiling"
+    os.mkfifo(fifo)
+    compiler = tmp_path / "compiler"
+    compiler.write_text(
+        "#!/bin/sh\n"
+        '[ "$1" = --version ] && echo "a compiler that takes its time" && exit\n'
+        f"sleep 600 & echo compiling > '{fifo}'; wait\n"  # as a driver with a child of its own
+    )
+    compiler.chmod(0o755)
+    variables = {"TRUEDRAFT_HOME": str(tmp_path / "home"), "TEST_MARK": str(tmp_path), "CXX": str(compiler)}
+    with starting("build-kernels", said="building", **variables) as (process, _):
+        fifo.read_text()
+        assert len(processes_with(f"TEST_MARK={tmp_path}")) >= 3
+        assert end(process, signal.SIGTERM) == (143, ["truedraft: ended by SIGTERM"])
+    assert processes_with(f"TEST_MARK={tmp_path}") == []
+    assert [path for path in (tmp_path / "home" / "kernels").rglob("*") if path.is_dir() and any(path.iterdir())] == []
+
+
+def test_what_does_not_let_go_is_ended_after_the_grace_period_and_at_once_by_a_second_signal() -> None:
+    script = (
+        "import sys, time, server.ending as e; e.GRACE_SECONDS = float(sys.argv[1])\n"
+        "with e.ended_by_signals(lambda line: print(line, file=sys.stderr, flush=True)):\n"
+        "    print('ready', file=sys.stderr, flush=True)\n"
+        "    while True:\n"
+        "        try: time.sleep(600)\n"
+        "        except BaseException: print('swallowed', file=sys.stderr, flush=True)\n"
+    )
+    for grace, signals in (("0.1", 1), ("600", 2)):
+        process = subprocess.Popen([sys.executable, "-c", script, grace], stderr=subprocess.PIPE, text=True)
+        assert process.stderr is not None
+        with process:
+            for _ in range(signals):
+                process.stderr.readline()
+                process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 143
+            assert process.stderr.read().splitlines()[-1] == "ended by SIGTERM"
+
+
+@pytest.mark.usefixtures("environment")
+def test_the_command_line_leaves_the_callers_signals_alone() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    assert main(["serve", "--model", "/nowhere/at/all", "--port", "0"]) == 1
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    assert signal.set_wakeup_fd(-1) == -1
