@@ -291,3 +291,22 @@ def test_the_command_line_leaves_the_callers_signals_alone() -> None:
     assert main(["serve", "--model", "/nowhere/at/all", "--port", "0"]) == 1
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
     assert signal.set_wakeup_fd(-1) == -1
+
+
+@pytest.mark.real_model
+def test_a_second_start_of_the_default_model_asks_nobody(
+    default_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as proxy:  # who speaks to the network would be heard here
+        for name in ("http_proxy", "https_proxy", "all_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
+            monkeypatch.setenv(name.upper(), f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        monkeypatch.setenv("no_proxy", "")
+        monkeypatch.setenv("NO_PROXY", "")
+        with starting("serve", "--port", 0, said="on http://") as (process, lines):
+            assert not [line for line in lines if "downloading" in line or "converting" in line]
+            assert end(process, signal.SIGTERM)[0] == 0
+        proxy.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            proxy.accept()
