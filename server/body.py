@@ -16,6 +16,7 @@ from server.errors import APIError, bad_request
 T = TypeVar("T")
 
 MAX_DEPTH = 64
+MAX_CONTAINERS = 65536  # lists and objects, which cost far more than the bytes that they are made of
 # Bodies above this are parsed in a thread, so that one client cannot hold up the event loop.
 THREAD_ABOVE_BYTES = 64 * 1024
 
@@ -77,7 +78,7 @@ def parse_json_object(body: bytes) -> dict[str, Any]:
         text = body.decode("utf-8")
     except UnicodeDecodeError as exc:
         raise bad_request(f"the body is not valid UTF-8 (byte {exc.start})", None) from None
-    _check_depth(body)
+    _check_brackets(body)
     try:
         value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique)
     except json.JSONDecodeError as exc:
@@ -96,11 +97,14 @@ def parse_json_object(body: bytes) -> dict[str, Any]:
     return value
 
 
-def _check_depth(body: bytes) -> None:
-    depth = 0
+def _check_brackets(body: bytes) -> None:
+    depth = opened = 0
     for match in _BRACKET.finditer(_STRING.sub(b"", body)):
         if match[0] in b"[{":
             depth += 1
+            opened += 1
+            if opened > MAX_CONTAINERS:
+                raise bad_request(f"the body holds more than {MAX_CONTAINERS} lists and objects", None)
             if depth > MAX_DEPTH:
                 raise bad_request(f"the body is nested deeper than {MAX_DEPTH} levels", None)
         else:

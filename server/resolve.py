@@ -10,11 +10,14 @@ from typing import Protocol
 
 from scheduler.request import ChoiceSpec, EngineRequest
 from server.errors import APIError, bad_request, shorten
-from server.schemas import CompletionRequest, Prompt
+from server.schemas import CompletionRequest
 from server.settings import Settings
 from specdec.noise import mix_seed
 from specdec.params import SamplingParams
 
+# Codes of the refusals for size.
+CONTEXT_LENGTH = "context_length_exceeded"
+KV_CAPACITY = "kv_capacity_exceeded"
 MAX_RANDOM_SEED = 2**53  # JavaScript keeps no larger integer exactly
 # Texts above this are tokenized in a thread, so that one client cannot hold up the event loop.
 THREAD_ABOVE_CHARS = 2048
@@ -23,7 +26,9 @@ THREAD_ABOVE_CHARS = 2048
 class Tokenizer(Protocol):
     """What the server needs of a tokenizer. Thread-safe."""
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+    def encode_many(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]: ...
+
+    def fewest_tokens(self, text: str) -> int: ...
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
@@ -74,8 +79,8 @@ def check_limits(request: CompletionRequest, facts: ModelFacts, settings: Settin
         raise bad_request(
             f"min_tokens ({request.min_tokens}) must not be above max_tokens ({request.max_tokens})", "min_tokens"
         )
-    if request.max_tokens > facts.max_model_len:
-        raise _too_long("max_tokens", f"max_tokens {request.max_tokens}", facts)
+    if request.max_tokens >= facts.max_model_len:  # no prompt is empty
+        raise _too_long("max_tokens", f"max_tokens {request.max_tokens} and a prompt", facts)
     if request.stream and request.prompt_logprobs is not None:
         raise bad_request("prompt_logprobs cannot be streamed; leave out stream", "prompt_logprobs")
 
@@ -114,9 +119,14 @@ def _check_ids(request: CompletionRequest, facts: ModelFacts) -> None:
             raise bad_request(
                 f"prompt holds the token id {shorten(wrong)}; ids go from 0 to {facts.embedding_rows - 1}", "prompt"
             )
+    allowed = request.allowed_token_ids
+    if allowed is not None and not 1 <= len(allowed) <= facts.vocab_size:
+        raise bad_request(
+            f"allowed_token_ids holds {len(allowed)} ids; it must hold 1 to {facts.vocab_size}", "allowed_token_ids"
+        )
     named: dict[str, tuple[int, ...]] = {
         "stop_token_ids": request.stop_token_ids,
-        "allowed_token_ids": request.allowed_token_ids or (),
+        "allowed_token_ids": allowed or (),
         "logit_bias": tuple(token for token, _ in request.logit_bias),
     }
     for name, ids in named.items():
@@ -125,8 +135,6 @@ def _check_ids(request: CompletionRequest, facts: ModelFacts) -> None:
                 raise bad_request(
                     f"{name} holds the token id {shorten(token)}; ids go from 0 to {facts.vocab_size - 1}", name
                 )
-    if request.allowed_token_ids == ():
-        raise bad_request("allowed_token_ids must not be empty", "allowed_token_ids")
 
 
 def _check_speculation(request: CompletionRequest, facts: ModelFacts) -> None:
@@ -156,12 +164,23 @@ async def resolve(
     arrival_time: float,
 ) -> ResolvedCompletion:
     """Tokenize and build; ``check_limits`` came before. Raises APIError if a prompt and its output cannot fit."""
-    prompts = tuple([await _tokenize(prompt, request, tokenizer, facts) for prompt in request.prompt])
+    texts = [prompt for prompt in request.prompt if isinstance(prompt, str)]
+    if request.truncate_prompt_tokens is None:
+        _check_lengths(texts, request.max_tokens, tokenizer, facts)
+    encoded = iter(await _encode(texts, request.add_special_tokens, tokenizer))
+    prompts = tuple(
+        _prompt(next(encoded), prompt, request, facts)
+        if isinstance(prompt, str)
+        else _prompt(prompt, None, request, facts)
+        for prompt in request.prompt
+    )
     for prompt in prompts:
         _check_fit(len(prompt.token_ids), request.max_tokens, facts)
+    bad_words = await _bad_words(request.bad_words, tokenizer)
+    _check_something_is_allowed(request, bad_words, facts)
     seed = secrets.randbelow(MAX_RANDOM_SEED) if request.seed is None else request.seed
     num_sampled = request.best_of or request.n
-    params = _sampling_params(request, tokenizer, facts)
+    params = _sampling_params(request, bad_words, facts)
     engine_requests = tuple(
         EngineRequest(
             request_id=f"{request_id}-{i}",
@@ -184,18 +203,25 @@ async def resolve(
     return ResolvedCompletion(seed, num_sampled, prompts, engine_requests)
 
 
-async def _tokenize(
-    prompt: Prompt, request: CompletionRequest, tokenizer: Tokenizer, facts: ModelFacts
-) -> ResolvedPrompt:
-    text: str | None = None
-    if isinstance(prompt, str):
-        text = prompt
-        if len(prompt) > THREAD_ABOVE_CHARS:
-            ids = await asyncio.to_thread(tokenizer.encode, prompt, request.add_special_tokens)
-        else:
-            ids = tokenizer.encode(prompt, request.add_special_tokens)
-    else:
-        ids = prompt
+def _check_lengths(texts: Sequence[str], max_tokens: int, tokenizer: Tokenizer, facts: ModelFacts) -> None:
+    """Refuse what is too long however it is tokenized, before any time is spent on it."""
+    for text in texts:
+        fewest = tokenizer.fewest_tokens(text)
+        if fewest + max_tokens > facts.max_model_len:
+            raise _too_long(
+                "prompt",
+                f"a text of {len(text)} characters (at least {fewest} tokens) and max_tokens {max_tokens}",
+                facts,
+            )
+
+
+async def _encode(texts: Sequence[str], add_special_tokens: bool, tokenizer: Tokenizer) -> list[list[int]]:
+    if sum(map(len, texts)) > THREAD_ABOVE_CHARS:
+        return await asyncio.to_thread(tokenizer.encode_many, texts, add_special_tokens)
+    return tokenizer.encode_many(texts, add_special_tokens)
+
+
+def _prompt(ids: list[int], text: str | None, request: CompletionRequest, facts: ModelFacts) -> ResolvedPrompt:
     keep = request.truncate_prompt_tokens
     if keep is not None:
         keep = facts.max_model_len - request.max_tokens if keep == -1 else keep
@@ -207,7 +233,7 @@ async def _tokenize(
         if len(ids) > keep:
             ids, text = ids[-keep:], None
     if not ids:
-        raise bad_request(f"prompt {shorten(prompt)} has no tokens", "prompt")
+        raise bad_request(f"prompt {shorten(text)} has no tokens", "prompt")
     return ResolvedPrompt(tuple(ids), text)
 
 
@@ -220,19 +246,41 @@ def _check_fit(num_prompt: int, max_tokens: int, facts: ModelFacts) -> None:
             f"{num_prompt} prompt tokens and max_tokens {max_tokens} can never fit the KV cache of "
             f"{facts.kv_capacity} tokens",
             "max_tokens",
-            "kv_capacity_exceeded",
+            KV_CAPACITY,
         )
 
 
 def _too_long(param: str, what: str, facts: ModelFacts) -> APIError:
-    return bad_request(
-        f"this model's context is {facts.max_model_len} tokens; {what} exceed it", param, "context_length_exceeded"
-    )
+    return bad_request(f"this model's context is {facts.max_model_len} tokens; {what} exceed it", param, CONTEXT_LENGTH)
 
 
-def _sampling_params(request: CompletionRequest, tokenizer: Tokenizer, facts: ModelFacts) -> SamplingParams:
+def _stop_ids(request: CompletionRequest, facts: ModelFacts) -> frozenset[int]:
+    return frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else facts.eos_token_ids)
+
+
+def _check_something_is_allowed(
+    request: CompletionRequest, bad_words: tuple[tuple[int, ...], ...], facts: ModelFacts
+) -> None:
+    """Refuse parameters that leave no token for the very first position, whatever the model says."""
+    if request.allowed_token_ids is None or request.max_tokens == 0:
+        return
+    left = set(request.allowed_token_ids).difference(word[0] for word in bad_words if len(word) == 1)
+    causes = ["bad_words"] if request.bad_words else []
+    if request.min_tokens > 0:
+        left -= _stop_ids(request, facts)
+        causes.append(f"min_tokens ({request.min_tokens}, which forbids the stop tokens)")
+    if not left:
+        raise bad_request(
+            f"allowed_token_ids ({len(request.allowed_token_ids)} ids) leaves no token together with "
+            f"{' and '.join(causes)}",
+            "allowed_token_ids",
+        )
+
+
+def _sampling_params(
+    request: CompletionRequest, bad_words: tuple[tuple[int, ...], ...], facts: ModelFacts
+) -> SamplingParams:
     speculation = request.speculation
-    stop_ids = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else facts.eos_token_ids)
     logprobs = request.logprobs
     if request.best_of is not None and request.best_of > request.n and logprobs is None:
         logprobs = 0  # the best are chosen by it
@@ -251,11 +299,11 @@ def _sampling_params(request: CompletionRequest, tokenizer: Tokenizer, facts: Mo
         presence_penalty=request.presence_penalty,
         logit_bias=request.logit_bias,
         min_tokens=request.min_tokens,
-        stop_token_ids=stop_ids,
+        stop_token_ids=_stop_ids(request, facts),
         allowed_token_ids=(
             None if request.allowed_token_ids is None else tuple(sorted(set(request.allowed_token_ids)))
         ),
-        bad_words=_bad_words(request.bad_words, tokenizer),
+        bad_words=bad_words,
         logprobs=logprobs,
         prompt_logprobs=max(prompt_logprobs, default=None),
         num_speculative_tokens=None if speculation is None else speculation.num_speculative_tokens,
@@ -263,13 +311,11 @@ def _sampling_params(request: CompletionRequest, tokenizer: Tokenizer, facts: Mo
     )
 
 
-def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+async def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """Each word as it is tokenized at the start of a text and after a space."""
-    sequences: dict[tuple[int, ...], None] = {}
-    for word in words:
-        for text in (word, " " + word.lstrip()):
-            ids = tuple(tokenizer.encode(text, add_special_tokens=False))
-            if not ids:
-                raise bad_request(f"bad_words holds {shorten(word)}, which has no tokens", "bad_words")
-            sequences[ids] = None
-    return tuple(sequences)
+    texts = [text for word in words for text in (word, " " + word.lstrip())]
+    encoded = await _encode(texts, False, tokenizer)
+    for text, ids in zip(texts, encoded, strict=True):
+        if not ids:
+            raise bad_request(f"bad_words holds {shorten(text)}, which has no tokens", "bad_words")
+    return tuple(dict.fromkeys(map(tuple, encoded)))

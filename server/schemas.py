@@ -9,14 +9,17 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, WithJsonSchema
 
 from server.errors import APIError, bad_request, shorten
 
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 300
-MAX_TOKEN_IDS = 4096  # in stop_token_ids, and in bad_words
-MAX_STRING = 4096  # in stop, bad_words and the inert strings
+MAX_TOKEN_IDS = 4096  # in stop_token_ids
+MAX_STRING = 4096  # in stop and the inert strings
+MAX_BAD_WORDS = 256  # each is looked for at every position
+MAX_BAD_WORD = 256  # characters
+MAX_MEMBERS = 16  # in an object other than logit_bias
 INT32_MAX = 2**31 - 1
 
 Prompt = str | list[int]  # text or token ids
@@ -53,8 +56,18 @@ def _check_prompt(value: object) -> object:
     return tuple(value)
 
 
-def _check_strings(value: object) -> object:
-    """``stop`` and ``bad_words``: a string or a list of strings, none empty; becomes a tuple."""
+def _check_stop(value: object) -> object:
+    return _check_strings(value, MAX_STRING)
+
+
+def _check_bad_words(value: object) -> object:
+    if isinstance(value, list) and len(value) > MAX_BAD_WORDS:
+        raise ValueError(f"holds {len(value)} strings; at most {MAX_BAD_WORDS} are allowed")
+    return _check_strings(value, MAX_BAD_WORD)
+
+
+def _check_strings(value: object, longest: int) -> object:
+    """A string or a list of strings, none empty; becomes a tuple."""
     items = [value] if isinstance(value, str) else value
     if not isinstance(items, list):
         raise ValueError("must be a string or a list of strings")
@@ -63,8 +76,8 @@ def _check_strings(value: object) -> object:
             raise ValueError(f"must hold strings; it holds {shorten(item)}")
         if not item:
             raise ValueError("must not hold an empty string")
-        if len(item) > MAX_STRING:
-            raise ValueError(f"holds a string of {len(item)} characters; at most {MAX_STRING} are allowed")
+        if len(item) > longest:
+            raise ValueError(f"holds a string of {len(item)} characters; at most {longest} are allowed")
     return tuple(items)
 
 
@@ -75,6 +88,12 @@ def _check_ids(value: object) -> object:
         if not _is_id(item):
             raise ValueError(f"must hold token ids; it holds {shorten(item)}")
     return tuple(value)
+
+
+def _check_stop_ids(value: object) -> object:
+    if isinstance(value, list) and len(value) > MAX_TOKEN_IDS:
+        raise ValueError(f"holds {len(value)} ids; at most {MAX_TOKEN_IDS} are allowed")
+    return _check_ids(value)
 
 
 def _check_logit_bias(value: object) -> object:
@@ -95,11 +114,12 @@ def _check_logit_bias(value: object) -> object:
     return tuple(sorted(bias.items()))
 
 
+# Plain: what is checked here in full, pydantic need not go through again, holding up all other threads.
 _STRINGS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 _ID_LIST = {"type": "array", "items": {"type": "integer"}}
 _Prompts = Annotated[
     tuple[Prompt, ...],
-    BeforeValidator(_check_prompt),
+    PlainValidator(_check_prompt),
     WithJsonSchema(
         {
             "anyOf": [
@@ -113,11 +133,13 @@ _Prompts = Annotated[
 ]
 _Bias = Annotated[
     tuple[tuple[int, float], ...],
-    BeforeValidator(_check_logit_bias),
+    PlainValidator(_check_logit_bias),
     WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}}),
 ]
-_Strings = Annotated[tuple[str, ...], BeforeValidator(_check_strings), WithJsonSchema(_STRINGS)]
-_Ids = Annotated[tuple[int, ...], BeforeValidator(_check_ids)]
+_Stop = Annotated[tuple[str, ...], PlainValidator(_check_stop), WithJsonSchema(_STRINGS)]
+_BadWords = Annotated[tuple[str, ...], PlainValidator(_check_bad_words), WithJsonSchema(_STRINGS)]
+_Ids = Annotated[tuple[int, ...], PlainValidator(_check_ids), WithJsonSchema(_ID_LIST)]
+_StopIds = Annotated[tuple[int, ...], PlainValidator(_check_stop_ids), WithJsonSchema(_ID_LIST)]
 _Inert = Annotated[str, Field(max_length=MAX_STRING)]
 
 
@@ -164,10 +186,10 @@ class CompletionRequest(_Strict):
     logit_bias: _Bias = ()
     min_tokens: int = Field(0, ge=0, le=INT32_MAX)
     allowed_token_ids: _Ids | None = None
-    bad_words: Annotated[_Strings, Field(max_length=MAX_TOKEN_IDS)] = ()
+    bad_words: _BadWords = ()
 
-    stop: _Strings = ()
-    stop_token_ids: Annotated[_Ids, Field(max_length=MAX_TOKEN_IDS)] = ()
+    stop: _Stop = ()
+    stop_token_ids: _StopIds = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -180,7 +202,7 @@ class CompletionRequest(_Strict):
 
     # Known and inert.
     user: _Inert | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    metadata: dict[str, str] | None = None
     store: Literal[False] = False
     service_tier: Literal["auto", "default"] = "auto"
     safety_identifier: _Inert | None = None
@@ -200,6 +222,10 @@ def parse_completion(body: Mapping[str, Any]) -> CompletionRequest:
                 raise bad_request(f"{name} is not supported yet", name, "unsupported_parameter")
         elif name not in CompletionRequest.model_fields:
             raise bad_request(f"unknown parameter: {shorten(name)}", name[:64], "unknown_parameter")
+    for name in ("metadata", "stream_options", "speculation"):
+        value = body.get(name)
+        if isinstance(value, dict) and len(value) > MAX_MEMBERS:  # before pydantic writes an error for each
+            raise bad_request(f"{name} has {len(value)} members; at most {MAX_MEMBERS} are allowed", name)
     given = {name: value for name, value in body.items() if value is not None}
     try:
         request = CompletionRequest.model_validate(given)

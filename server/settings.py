@@ -117,14 +117,23 @@ class Settings(BaseSettings):
         description="Most draft tokens for each sequence and step; 0 turns speculation off. A request may "
         "ask for fewer.",
     )
-    drafter: str = Field("ngram", min_length=1, description="Who proposes drafts: `ngram`.")
+    drafter: str = Field(
+        "ngram",
+        min_length=1,
+        description="Who proposes drafts: `ngram`; for tests `random` (almost always wrong) and `none` (no drafts).",
+    )
 
     # --- limits of one request ---
     max_n: int = Field(16, ge=1, le=128, description="Largest `n` and `best_of`.")
     max_stop: int = Field(4, ge=1, le=64, description="Most stop strings of a request.")
     max_prompts: int = Field(128, ge=1, description="Most prompts in a request.")
     max_choices: int = Field(256, ge=1, description="Most choices of a request: prompts times `n` (or `best_of`).")
-    max_body_bytes: int = Field(8 * 1024**2, ge=1024, description="Largest request body, in bytes or with a unit.")
+    max_body_bytes: int = Field(
+        2 * 1024**2,
+        ge=1024,
+        description="Largest request body, in bytes or with a unit. Reading 2 MiB holds up others for up to 0.1 s; "
+        "this grows with the size.",
+    )
     body_timeout: float = Field(30.0, gt=0, description="Seconds in which a request body has to arrive.")
     send_timeout: float = Field(
         30.0, gt=0, description="Seconds that a stream waits for a reader who does not read, before it is aborted."

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.body import MAX_DEPTH, parse_json_object
+from server.body import MAX_CONTAINERS, MAX_DEPTH, parse_json_object
 from server.errors import APIError
 
 BAD = {
@@ -75,6 +75,13 @@ def test_any_bytes_are_an_object_or_a_400(body: bytes) -> None:
 def test_brackets_in_strings_are_no_depth() -> None:
     text = '[[["\\"' * 1000
     assert parse_json_object(json.dumps({"a": text}).encode()) == {"a": text}
+
+
+def test_more_lists_and_objects_than_any_request_needs_are_refused() -> None:
+    fitting = b'{"a": [' + b"[]," * (MAX_CONTAINERS - 3) + b"{}]}"
+    assert parse_json_object(fitting)
+    with pytest.raises(APIError, match=str(MAX_CONTAINERS)):
+        parse_json_object(fitting.replace(b"{}]", b"{},{}]"))
 
 
 def test_the_deepest_allowed_body_is_parsed() -> None:

@@ -31,7 +31,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     *(({"best_of": v}, "best_of") for v in (0, 17, "2")),
     ({"n": 3, "best_of": 2}, "best_of"),
     ({"best_of": 2, "stream": True}, "best_of"),
-    *(({"max_tokens": v}, "max_tokens") for v in (-1, 101, 10**12, 1.0, "5", True)),
+    *(({"max_tokens": v}, "max_tokens") for v in (-1, 100, 101, 10**12, 1.0, "5", True)),
     ({"min_tokens": 17}, "min_tokens"),
     *(({"logprobs": v}, "logprobs") for v in (-1, 21, True, "1")),
     ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
@@ -40,9 +40,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     *(({"presence_penalty": v}, "presence_penalty") for v in (2.1, -2.1)),
     *(({"repetition_penalty": v}, "repetition_penalty") for v in (0, -1)),
     *(({"stop": v}, "stop") for v in ("", [""], [1], 1, ["a"] * 5, {"a": 1})),
-    *(({"stop_token_ids": v}, "stop_token_ids") for v in ([-1], [50], [True], ["1"], 3)),
-    *(({"allowed_token_ids": v}, "allowed_token_ids") for v in ([], [50], [1.0])),
-    *(({"bad_words": v}, "bad_words") for v in ([""], [3])),
+    *(({"stop_token_ids": v}, "stop_token_ids") for v in ([-1], [50], [True], ["1"], 3, [1] * 4097)),
+    *(({"allowed_token_ids": v}, "allowed_token_ids") for v in ([], [50], [1.0], [1] * 51)),
+    *(({"bad_words": v}, "bad_words") for v in ([""], [3], ["a"] * 257, ["a" * 257], "a" * 257)),
     *(
         ({"logit_bias": v}, "logit_bias")
         for v in ({"50": 1}, {"-1": 1}, {"x": 1}, {"1": 101}, {"1": True}, {"1": "2"}, [1], {"1": 1, "01": 2})
@@ -87,6 +87,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"store": True}, "store"),
     ({"service_tier": "flex"}, "service_tier"),
     ({"metadata": {"a": 1}}, "metadata.a"),
+    ({"metadata": {str(i): "x" for i in range(17)}}, "metadata"),
     ({"user": 3}, "user"),
     ({"include_obfuscation": True}, "include_obfuscation"),
     *(({name: "x"}, name) for name in ("suffix", "response_format", "structured_outputs", "prediction")),
