@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +13,10 @@ from scheduler.request import EngineRequest
 from server.errors import APIError, bad_request, unavailable
 from server.fan_in import FanIn
 from server.metrics import Metrics
-from server.resolve import ModelFacts, Tokenizer
+from server.resolve import CONTEXT_LENGTH, KV_CAPACITY, ModelFacts, Tokenizer
 from server.settings import Settings
+
+_SIZE_REASONS = {CONTEXT_LENGTH: "context_length", KV_CAPACITY: "kv_capacity"}  # by the code of the answer
 
 
 @dataclass(slots=True)
@@ -67,14 +70,25 @@ class Service:
             raise
         return FanIn(handles)
 
+    @contextlib.contextmanager
+    def counting_refusals(self) -> Iterator[None]:
+        """Counts an APIError that refuses a request for its size before the scheduler sees it."""
+        try:
+            yield
+        except APIError as error:
+            reason = _SIZE_REASONS.get(error.code)
+            if reason is not None:
+                self.metrics.reject(reason)
+            raise
+
     def refusal(self, error: AdmissionError) -> APIError:
         """The answer to a request that was not taken; counts it."""
         self.metrics.reject(error.reason)
         match error:
             case RequestTooLarge(reason="context_length"):
-                return bad_request(str(error), "prompt", "context_length_exceeded")
+                return bad_request(str(error), "prompt", CONTEXT_LENGTH)
             case RequestTooLarge():
-                return bad_request(str(error), "max_tokens", "kv_capacity_exceeded")
+                return bad_request(str(error), "max_tokens", KV_CAPACITY)
             case QueueFull():
                 return unavailable("overloaded", str(error))
             case ShuttingDown():

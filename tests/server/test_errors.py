@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
@@ -13,8 +14,9 @@ import httpx
 import pytest
 
 from server.edge import clean_request_id
+from server.metrics import REJECTIONS
 from server.service import Service
-from tests.server.builders import MODEL_NAME
+from tests.server.builders import MODEL_NAME, build_service, metric, running
 
 JSON = {"Content-Type": "application/json"}
 POST = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -184,3 +186,56 @@ def test_more_prompts_than_may_ever_wait_are_a_400(http: httpx.Client, service: 
     response = http.post("/v1/completions", json={**BODY, "prompt": ["a"] * (service.settings.max_waiting + 1)})
     assert response.status_code == 400
     assert error_of(response)["param"] == "prompt"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"allowed_token_ids": [0], "min_tokens": 3},
+        {"allowed_token_ids": [0, 70, 71], "stop_token_ids": [71, 70], "min_tokens": 1},
+        {"allowed_token_ids": "ab", "bad_words": ["a", "b"]},
+        {"allowed_token_ids": "ab", "bad_words": "a", "stop_token_ids": "b", "min_tokens": 1},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_parameters_that_leave_no_token_from_the_start_are_refused_by_name(
+    http: httpx.Client, service: Service, change: dict[str, Any], stream: bool
+) -> None:
+    assert service.facts.eos_token_ids == {0}
+    texts = {name: service.tokenizer.encode_many([ids])[0] for name, ids in change.items() if name.endswith("_ids")
+             and isinstance(ids, str)}  # fmt: skip
+    body = {**BODY, "max_tokens": 10, "stream": stream, **change, **texts}
+    response = http.post("/v1/completions", json=body)
+    assert response.status_code == 400
+    assert error_of(response)["param"] == "allowed_token_ids"
+    possible = {**body, "allowed_token_ids": [*body["allowed_token_ids"], 100], "stream": False}
+    assert http.post("/v1/completions", json=possible).status_code == 200
+    assert http.post("/v1/completions", json={**body, "max_tokens": 0, "min_tokens": 0}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"max_tokens": 10**6}, "context_length"),
+        ({"prompt": "a " * 100_000}, "context_length"),
+        ({"prompt": [[70] * 600] * 2}, "context_length"),
+        ({"prompt": [[70] * 500] * 2, "max_tokens": 100}, "context_length"),
+        ({"model": "other"}, None),
+        ({"temperature": -1}, None),
+    ],
+    ids=lambda v: str(v)[:40],
+)
+def test_a_refusal_for_size_is_counted_once(base: str, change: dict[str, Any], reason: str | None) -> None:
+    before = {name: metric(base, "admission_rejections_total", reason=name) for name in REJECTIONS}
+    assert httpx.post(f"{base}/v1/completions", json={**BODY, **change}).status_code in (400, 404)
+    after = {name: metric(base, "admission_rejections_total", reason=name) for name in REJECTIONS}
+    assert after == {name: count + (name == reason) for name, count in before.items()}
+
+
+def test_what_never_fits_the_kv_cache_is_counted_as_such(tiny_model: Path, model_home: Path) -> None:
+    with running(build_service(tiny_model, model_home, num_blocks=4)) as base:
+        response = httpx.post(f"{base}/v1/completions", json={**BODY, "max_tokens": 100})
+        assert error_of(response)["code"] == "kv_capacity_exceeded"
+        assert metric(base, "admission_rejections_total", reason="kv_capacity") == 1
+        assert metric(base, "admission_rejections_total") == 1
