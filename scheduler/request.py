@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from specdec.errors import ErrorType
 from specdec.params import SamplingParams
 from specdec.plan import TokenLogprobs
 
@@ -72,6 +73,7 @@ class ChoiceEvent:
     finish_reason: str | None = None  # "stop", "length", "abort", "error"
     stop_reason: int | str | None = None
     error: str | None = None
+    error_type: ErrorType = "server"  # with error: whose fault it is
     timing: ChoiceTiming | None = None  # with finish_reason
 
 

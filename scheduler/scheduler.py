@@ -33,6 +33,7 @@ from scheduler.preemption import ForcedPreemption, PreemptEveryStep, PreemptNeve
 from scheduler.request import ChoiceEvent, EngineRequest, TextDecision, TextFilterFactory
 from scheduler.roster import Roster
 from scheduler.stats import SequenceStep, StepRecord, StepTally
+from specdec.errors import ErrorType
 from specdec.plan import PlanItem, SequenceOutput, StepPlan, StepResult, StepStats
 from specdec.sequence import Sequence
 
@@ -321,7 +322,7 @@ class Scheduler:
 
     def _apply_output(self, choice: Choice, item: PlanItem, output: SequenceOutput, now: float) -> ChoiceEvent | None:
         if output.error is not None:
-            return self._end(choice, "error", now, output.error)
+            return self._end(choice, "error", now, output.error, output.error_type)
         group, sequence = choice.group, choice.sequence
         # A choice that only scores its prompt ends without having sampled from its last token.
         if sequence.num_computed >= sequence.num_prompt_tokens or output.finish_reason is not None:
@@ -387,9 +388,16 @@ class Scheduler:
         tally.num_generation_tokens += kept
         tally.sequences.append(SequenceStep(kept, item.max_drafts, output.num_drafted, accepted))
 
-    def _end(self, choice: Choice, reason: str, now: float, error: str | None) -> ChoiceEvent:
+    def _end(
+        self, choice: Choice, reason: str, now: float, error: str | None, error_type: ErrorType = "server"
+    ) -> ChoiceEvent:
         """End a choice that has no more tokens to give."""
         self._roster.finish(choice, reason, now)
         return ChoiceEvent(
-            choice.group.request.request_id, choice.index, finish_reason=reason, error=error, timing=choice.timing(now)
+            choice.group.request.request_id,
+            choice.index,
+            finish_reason=reason,
+            error=error,
+            error_type=error_type,
+            timing=choice.timing(now),
         )

@@ -70,7 +70,7 @@ def _ids(values: object) -> Ids:
 def adjusted_scores(row: Row, rules: SamplingRules, history: History, mask: Mask | None = None) -> Scores:
     """Logits after masks, bias and penalties: ``[V]`` float64, -inf where a token is forbidden.
 
-    Raises InvalidLogits for NaN or +inf in ``row`` and NoTokenLeft if nothing remains.
+    Raises InvalidLogits for NaN or +inf in ``row`` or nothing but -inf, and NoTokenLeft if nothing remains.
     """
     params = rules.params
     scores = row.astype(np.float64)
@@ -94,6 +94,7 @@ def adjusted_scores(row: Row, rules: SamplingRules, history: History, mask: Mask
         _penalise(scores, params, history)
     peak = float(scores.max())
     if peak == -math.inf:
+        check_some_finite(row)
         raise NoTokenLeft(_nothing_left(rules, history, mask))
     if not math.isfinite(peak):
         raise SamplingError(f"the penalties overflow a logit (repetition_penalty {params.repetition_penalty})")
@@ -104,6 +105,12 @@ def check_peak(peak: float) -> None:
     """Raise InvalidLogits if a row's greatest logit shows that the row holds NaN or +inf."""
     if math.isnan(peak) or peak == math.inf:
         raise InvalidLogits(f"the model returned a logit of {peak}")
+
+
+def check_some_finite(row: Row) -> None:
+    """Raise InvalidLogits if the model itself leaves nothing to choose from."""
+    if float(row.max()) == -math.inf:
+        raise InvalidLogits("no token is left to choose from: all of the model's logits are -inf")
 
 
 @np.errstate(over="ignore")  # the caller looks at the result
@@ -130,7 +137,7 @@ def _nothing_left(rules: SamplingRules, history: History, mask: Mask | None) -> 
         causes.append(f"bad_words ({len(params.bad_words)})")
     if history.num_output_tokens < params.min_tokens:
         causes.append(f"min_tokens ({params.min_tokens}, which forbids the stop tokens)")
-    why = " together with ".join(causes) if causes else "the model's own logits (all are -inf)"
+    why = " together with ".join(causes)
     return f"no token is left to choose from at output position {history.num_output_tokens}: {why}"
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from specdec.errors import ErrorType
 from specdec.sequence import Sequence
 
 
@@ -58,6 +59,7 @@ class SequenceOutput:
     stop_token_id: int | None = None  # which stop token; it is the last of token_ids
     blocks_trimmed: int = 0
     error: str | None = None  # this sequence alone failed; nothing was appended
+    error_type: ErrorType = "server"  # with error
 
 
 @dataclass(frozen=True, slots=True)

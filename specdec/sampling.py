@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.errors import NoTokenLeft
+from specdec.errors import InvalidLogits
 from specdec.history import History
 from specdec.logprobs import check_normaliser, logsumexp
 from specdec.noise import exponentials
@@ -106,7 +106,7 @@ def _argmax(row: Row) -> int:
 def _check_row(peak: float) -> None:
     check_peak(peak)
     if peak == -math.inf:
-        raise NoTokenLeft("no token is left to choose from: all of the model's logits are -inf")
+        raise InvalidLogits("no token is left to choose from: all of the model's logits are -inf")
 
 
 @dataclass(frozen=True, slots=True)

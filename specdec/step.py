@@ -32,7 +32,7 @@ from model.interface import Executor
 from specdec.constraint import TokenConstraint
 from specdec.drafters.base import Drafter, DraftRequest
 from specdec.drafting import Drafting
-from specdec.errors import SamplingError
+from specdec.errors import ErrorType, SamplingError
 from specdec.logprobs import token_logprobs
 from specdec.plan import PlanItem, SequenceOutput, StepPlan, StepResult, StepStats, TokenLogprobs
 from specdec.sampling import RowJob, Sampler, SamplingState, sample_row
@@ -63,6 +63,7 @@ class _Work:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     error: str | None = None
+    error_type: ErrorType = "server"
 
     @property
     def sequence(self) -> Sequence:
@@ -201,7 +202,7 @@ class SpeculativeStep:
             try:
                 self._accept_one(one, logits, rows, tokens)
             except SamplingError as error:
-                one.error = str(error)
+                one.error, one.error_type = str(error), error.error_type
             except Exception as error:
                 logger.exception("sampling sequence %d failed", one.sequence.seq_id)
                 one.error = f"internal error while sampling ({type(error).__name__})"
@@ -272,7 +273,7 @@ class SpeculativeStep:
         """Commit what is verified and roll back the rest."""
         sequence, count = one.sequence, one.item.num_tokens
         if one.error is not None:
-            return SequenceOutput(sequence.seq_id, error=one.error)
+            return SequenceOutput(sequence.seq_id, error=one.error, error_type=one.error_type)
         scored_from = sequence.num_computed + 1
         written = sequence.num_computed + count  # known tokens whose KV exists now
         verdict = one.verdict

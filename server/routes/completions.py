@@ -40,16 +40,18 @@ def completions_router(service: Service) -> APIRouter:
         parsed = await read_json_object(
             request, max_bytes=settings.max_body_bytes, deadline=settings.body_timeout, parse=parse_completion
         )
-        check_limits(parsed, service.facts, settings)
-        service.check_admission(len(parsed.prompt))
         completion_id = f"cmpl-{uuid.uuid4().hex}"
-        resolved = await resolve(
-            parsed,
-            tokenizer=service.tokenizer,
-            facts=service.facts,
-            request_id=completion_id,
-            arrival_time=request.state.arrival_time,
-        )
+        with service.counting_refusals():
+            check_limits(parsed, service.facts, settings)
+        service.check_admission(len(parsed.prompt))
+        with service.counting_refusals():
+            resolved = await resolve(
+                parsed,
+                tokenizer=service.tokenizer,
+                facts=service.facts,
+                request_id=completion_id,
+                arrival_time=request.state.arrival_time,
+            )
         if settings.log_prompts:
             logger.info("prompts %r", parsed.prompt, extra={"request_id": request.state.request_id})
         completion = _Completion(service, completion_id, parsed, resolved, service.submit(resolved.engine_requests))
@@ -170,6 +172,7 @@ class _Completion:
 
 def _raise_if_failed(event: ChoiceEvent) -> None:
     if event.finish_reason == "error":
-        raise APIError(500, event.error or "the request failed")
+        status = 400 if event.error_type == "invalid_request" else 500
+        raise APIError(status, event.error or "the request failed")
     if event.finish_reason == "abort":
         raise unavailable("shutting_down", "the server ended the request because it is shutting down", retry_after=5)

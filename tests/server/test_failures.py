@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+import torch
 
+from model.batch import PackedBatch
+from model.interface import ForwardOutput
 from server.service import Service
 from specdec.plan import StepPlan, StepResult
 from tests.server.builders import MODEL_NAME, build_service, running
@@ -67,3 +71,28 @@ def test_an_engine_that_keeps_failing_is_not_ready_and_refuses(broken: tuple[Bro
     assert refused.status_code == 503
     assert refused.json()["error"]["code"] == "engine_failed"
     assert refused.headers["retry-after"]
+
+
+@pytest.mark.parametrize(
+    ("value", "change"), [(math.nan, {}), (-math.inf, {}), (-math.inf, {"bad_words": "b"})], ids=str
+)
+def test_logits_without_a_distribution_are_the_servers_error(
+    tiny_model: Path, model_home: Path, value: float, change: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = build_service(tiny_model, model_home)
+    executor = service.engine._step._executor  # type: ignore[attr-defined]
+    forward = executor.forward
+
+    def broken(batch: PackedBatch) -> ForwardOutput:
+        with torch.inference_mode():
+            result: ForwardOutput = forward(batch)
+            result.logits.fill_(value)
+        return result
+
+    with running(service) as base, httpx.Client(base_url=base, timeout=60) as client:
+        monkeypatch.setattr(executor, "forward", broken)
+        failed = client.post("/v1/completions", json={**BODY, **change})
+        assert failed.status_code == 500
+        assert failed.json()["error"]["type"] == "server_error"
+        monkeypatch.undo()
+        assert client.post("/v1/completions", json={**BODY, **change}).status_code == 200

@@ -9,6 +9,7 @@ import httpx
 import openai
 import pytest
 
+from server.service import Service
 from server.sse import dump_json
 from tests.server.builders import MODEL_NAME, sse_events
 
@@ -132,13 +133,31 @@ def test_errors_before_the_stream_are_no_stream(http: httpx.Client) -> None:
     assert response.json()["error"]["param"] == "prompt"
 
 
-def test_a_choice_that_fails_in_the_stream_ends_it_with_an_error_and_done(http: httpx.Client) -> None:
-    # Nothing is left to sample: what is allowed is exactly what min_tokens forbids.
-    body = {"allowed_token_ids": [70], "stop_token_ids": [70], "min_tokens": 2, "max_tokens": 5}
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        # What is left after the first "a": nothing, as "aa" must not appear.
+        ({"prompt": "a", "allowed_token_ids": "a", "bad_words": "aa"}, "bad_words"),
+        ({"repetition_penalty": 1e-320, "temperature": 0}, "repetition_penalty"),
+    ],
+    ids=str,
+)
+def test_parameters_that_turn_out_impossible_are_the_clients_error_in_a_stream_and_without(
+    http: httpx.Client, service: Service, change: dict[str, Any], words: str
+) -> None:
+    change = dict(change)
+    if "allowed_token_ids" in change:
+        change["allowed_token_ids"] = service.tokenizer.encode_many([change["allowed_token_ids"]])[0]
+    body = {"prompt": PROMPT, "max_tokens": 5, "seed": 1, **change}
     chunks = stream(http, **body)
+    error = chunks[-1]["error"]
     assert set(chunks[-1]) == {"error"}
-    assert set(chunks[-1]["error"]) == {"message", "type", "param", "code"}
-    assert http.post("/v1/completions", json={"model": MODEL_NAME, "prompt": "a", **body}).status_code == 500
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert words in error["message"]
+    response = http.post("/v1/completions", json={"model": MODEL_NAME, **body})
+    assert response.status_code == 400
+    assert response.json()["error"] == error
     assert whole(http, max_tokens=2)["choices"], "others go on"
 
 
