@@ -10,6 +10,8 @@ from typing import Any
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 
+ROOMS = ("kvcache", "model", "specdec", "scheduler")  # whose loggers are named like their modules
+
 
 def _extras(record: logging.LogRecord) -> dict[str, Any]:
     return {name: value for name, value in vars(record).items() if name not in _STANDARD}
@@ -47,8 +49,9 @@ def configure_logging(level: str, log_format: str) -> None:
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(logging.WARNING)
-    for name in ("truedraft", "uvicorn"):
+    # Libraries are only heard when they warn.
+    root.setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()]))
+    for name in ("truedraft", *ROOMS, "uvicorn"):
         logging.getLogger(name).setLevel(level.upper())
     # uvicorn's own lines repeat ours.
     logging.getLogger("uvicorn.error").setLevel("WARNING" if level != "debug" else "DEBUG")
