@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from server.errors import APIError, bad_request
+from server.errors import APIError, bad_request, shorten
 
 T = TypeVar("T")
 
@@ -51,9 +51,10 @@ def _check_media_type(request: Request) -> None:
     media_type, _, parameters = request.headers.get("content-type", "").partition(";")
     if media_type.strip().lower() != "application/json":
         raise APIError(415, "the body must be JSON: send the header Content-Type: application/json")
-    charset = parameters.replace(" ", "").replace('"', "").lower()
-    if charset and charset not in ("charset=utf-8", "charset=utf8"):
-        raise APIError(415, "the body must be JSON in UTF-8")
+    for parameter in parameters.split(";"):  # others than the charset mean nothing for JSON
+        name, _, charset = parameter.partition("=")
+        if name.strip().lower() == "charset" and charset.strip().strip('"').lower() not in ("utf-8", "utf8"):
+            raise APIError(415, f"the body must be JSON in UTF-8; its charset is {shorten(charset.strip())}")
     if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise APIError(415, "a compressed body is not supported")
 

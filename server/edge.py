@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import re
 import time
@@ -15,6 +17,9 @@ from server.errors import APIError, bad_request
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:\-]")
 MAX_REQUEST_ID = 128
+TOO_LARGE = 413
+MAX_DISCARDED_BYTES = 64 * 1024**2  # of a body that is too large
+DISCARD_SECONDS = 5.0
 _POLLED = ("/health", "/live", "/metrics")  # by machines, every few seconds
 
 logger = logging.getLogger("truedraft.access")
@@ -47,6 +52,8 @@ class EdgeMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if status == TOO_LARGE and b"expect" not in headers:  # who expects a 100 has sent nothing yet
+                    await _discard(receive)
                 message = {**message, "headers": [*message["headers"], (b"x-request-id", request_id.encode("ascii"))]}
             await send(message)
 
@@ -81,6 +88,18 @@ class EdgeMiddleware:
         if not content_length.isdigit():
             return bad_request("the Content-Length header is not a number", None)
         return too_large(self.max_body_bytes) if int(content_length[:20]) > self.max_body_bytes else None
+
+
+async def _discard(receive: Receive) -> None:
+    """Read the rest of a body, within bounds: a client that sends all before it reads would see a reset connection."""
+    left = MAX_DISCARDED_BYTES
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_SECONDS):
+            while left > 0:
+                message = await receive()
+                left -= len(message.get("body", b""))
+                if message["type"] != "http.request" or not message.get("more_body", False):
+                    return
 
 
 def error_response(error: APIError) -> JSONResponse:

@@ -14,11 +14,13 @@ from server.version import VERSION
 def status_router(service: Service) -> APIRouter:
     router = APIRouter(tags=["status"])
 
+    @router.head("/live", include_in_schema=False)
     @router.get("/live")
     async def live() -> dict[str, str]:
         """The process answers."""
         return {"status": "alive"}
 
+    @router.head("/health", include_in_schema=False)
     @router.get("/health")
     async def health() -> dict[str, str]:
         """200 if new requests are welcome, else 503 with the reason."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client as http_client
 import json
 import socket
 import threading
@@ -79,6 +80,7 @@ def test_wrong_paths_and_methods(http: httpx.Client, method: str, path: str, sta
         {"Content-Type": "text/plain"},
         {"Content-Type": "application/x-www-form-urlencoded"},
         {"Content-Type": "application/json; charset=latin-1"},
+        {"Content-Type": 'application/json; x=y; Charset="utf-16"'},
         {**JSON, "Content-Encoding": "gzip"},
     ],
     ids=str,
@@ -87,6 +89,12 @@ def test_what_is_not_plain_json_is_a_415(http: httpx.Client, headers: dict[str, 
     response = http.post("/v1/completions", content=json.dumps(BODY).encode(), headers=headers)
     assert response.status_code == 415
     error_of(response)
+
+
+@pytest.mark.parametrize("parameters", ["; charset=UTF-8", ';charset="utf-8"', "; boundary=x", "; x=y ; charset=utf8;"])
+def test_parameters_of_the_media_type_are_no_matter(http: httpx.Client, parameters: str) -> None:
+    headers = {"Content-Type": f"Application/JSON{parameters}"}
+    assert http.post("/v1/completions", content=json.dumps(BODY).encode(), headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"model": NaN}', b"\xff", b'{"a": 1, "a": 2}'], ids=repr)
@@ -107,6 +115,25 @@ def test_a_bad_parameter_names_itself_and_is_never_a_422(http: httpx.Client) -> 
 def test_a_body_over_the_cap_is_refused_by_its_announced_length(base: str, service: Service) -> None:
     length = service.settings.max_body_bytes + 1
     head = POST + f"Content-Length: {length}\r\n\r\n"
+    assert raw(base, head.encode()).startswith(b"HTTP/1.1 413")
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_client_that_sends_all_before_it_reads_sees_the_413(base: str, service: Service, chunked: bool) -> None:
+    body = b" " * (service.settings.max_body_bytes + 8_000_000)
+    url = urlparse(base)
+    connection = http_client.HTTPConnection(url.hostname or "", url.port, timeout=20)
+    content = iter([body]) if chunked else body
+    connection.request("POST", "/v1/completions", content, JSON, encode_chunked=chunked)
+    response = connection.getresponse()
+    assert response.status == 413
+    assert response.headers["connection"] == "close"
+    assert b"request_too_large" in response.read()
+    connection.close()
+
+
+def test_who_asks_before_sending_a_large_body_is_answered_at_once(base: str, service: Service) -> None:
+    head = f"{POST}Content-Length: {service.settings.max_body_bytes + 1}\r\nExpect: 100-continue\r\n\r\n"
     assert raw(base, head.encode()).startswith(b"HTTP/1.1 413")
 
 

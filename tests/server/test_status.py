@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import httpx
 import openai
+import pytest
 
 from server.service import Service
 from tests.server.builders import CONTEXT, MODEL_NAME
@@ -21,6 +22,14 @@ def test_liveness_readiness_and_version(http: httpx.Client) -> None:
     assert http.get("/live").json() == {"status": "alive"}
     assert http.get("/health").json() == {"status": "ready"}
     assert set(http.get("/version").json()) == {"version"}
+
+
+@pytest.mark.parametrize("path", ["/live", "/health"])
+def test_head_is_get_without_the_body(http: httpx.Client, path: str) -> None:
+    got, head = http.get(path), http.head(path)
+    assert head.status_code == 200
+    assert head.content == b""
+    assert head.headers["content-length"] == got.headers["content-length"]
 
 
 def test_server_info_tells_what_was_measured_and_where_the_limits_are(http: httpx.Client, service: Service) -> None:
