@@ -166,3 +166,38 @@ def test_no_character_that_a_client_takes_for_a_line_end_is_sent_bare() -> None:
     raw = dump_json({"text": text})
     assert httpx.Response(200, content=raw).json() == {"text": text}
     assert len(raw.decode().splitlines()) == 1
+
+
+@pytest.mark.parametrize("include", [False, True])
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1, "seed": 9}], ids=str)
+@pytest.mark.parametrize("num_speculative_tokens", [0, 1, 4])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_stop_string_across_token_borders_is_found_wherever_it_lies(
+    http: httpx.Client, streamed: bool, num_speculative_tokens: int, sampling: dict[str, Any], include: bool
+) -> None:
+    # The prompt repeats itself, so that drafts are accepted and a stop string ends in the middle of an accepted run.
+    body = {"prompt": "0 1 2 0 1 2 0 1 2", "max_tokens": 24, "ignore_eos": True, "return_token_ids": True, **sampling}
+    unstopped = whole(http, **body, logprobs=0, speculation={"num_speculative_tokens": 0})["choices"][0]
+    text, offsets = unstopped["text"], unstopped["logprobs"]["text_offset"]
+    checked = 0
+    for i in range(1, len(offsets) - 1):
+        border = offsets[i] - offsets[0]
+        end = offsets[i + 1] - offsets[0]
+        stop = text[border - 1 : border + 1]  # the last character of one token and the first of the next
+        # Only where it first occurs at this very border, so the end is known; a part of a character is no text.
+        if border == 0 or end == border or "\ufffd" in stop or text.find(stop) != border - 1:
+            continue
+        asked = {
+            **body,
+            "stop": ["never in any text", stop],
+            "include_stop_str_in_output": include,
+            "speculation": {"num_speculative_tokens": num_speculative_tokens},
+        }
+        (choice,) = joined(stream(http, **asked)) if streamed else whole(http, **asked)["choices"]
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
+        assert choice["text"] == text[: border + 1 if include else border - 1]
+        assert choice["token_ids"] == unstopped["token_ids"][: i + 1]
+        checked += 1
+        if checked == 6:
+            break
+    assert checked >= 3
