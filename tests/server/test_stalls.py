@@ -26,7 +26,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str | None]] = {
         {"prompt": "the quick brown fox " * (SIZE // 20), "truncate_prompt_tokens": 510, "max_tokens": 10},
         "prompt",
     ),
-    "many texts": ({"prompt": ["the quick brown fox " * 140] * 100}, "prompt"),
+    "many texts, cut": (
+        {"prompt": ["the quick brown fox " * (SIZE // 1200)] * 60, "truncate_prompt_tokens": 510, "max_tokens": 10},
+        "prompt",
+    ),
     "many ids": ({"prompt": [70] * (SIZE // 4)}, "prompt"),
     "many prompts": ({"prompt": [[70]] * (SIZE // 6)}, None),
     "long bad words": ({"bad_words": [f"word{i} " * 200 for i in range(SIZE // 1800)]}, "bad_words"),
