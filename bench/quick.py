@@ -22,6 +22,18 @@ from bench.client import RequestTrace, closed_loop
 from bench.process import server_process
 from bench.prompts import COPY_LOAD, MIXED_LOAD, Prompt
 
+COLUMNS = (
+    "workload",
+    "conc.",
+    "spec.",
+    "tokens/s",
+    "on/off",
+    "TTFT ms",
+    "ITL ms",
+    "ITL p99",
+    "TPOT ms",
+    "acc. length",
+)
 WORKLOADS = {"mixed": MIXED_LOAD, "copy": COPY_LOAD}
 
 
@@ -101,19 +113,7 @@ async def _measure_all(url: str, model: str, args: argparse.Namespace) -> tuple[
 
 
 def _table(rows: list[Row]) -> str:
-    head = (
-        "workload",
-        "conc.",
-        "spec.",
-        "tokens/s",
-        "on/off",
-        "TTFT ms",
-        "ITL ms",
-        "ITL p99",
-        "TPOT ms",
-        "acc. length",
-    )
-    lines = [head]
+    lines: list[tuple[str, ...]] = [COLUMNS]
     for i, row in enumerate(rows):
         ratio = f"{row.tokens_per_second / rows[i - 1].tokens_per_second:.2f}" if row.speculation == "on" else ""
         lines.append(
@@ -130,7 +130,7 @@ def _table(rows: list[Row]) -> str:
                 f"{row.acceptance_length:.2f}",
             )
         )
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(COLUMNS))]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from bench.process import server_process
+from bench.quick import COLUMNS
 from server.settings import Settings, flag_name
 
 ROOT = Path(__file__).parents[1]
@@ -61,7 +62,7 @@ def test_the_curl_example_answers_what_the_readme_shows(server: str) -> None:
 
 @pytest.mark.real_model
 def test_the_python_example_prints_what_the_readme_shows(server: str) -> None:
-    (program,), (shown,) = blocks("python"), blocks("text")
+    (program,), (shown, _) = blocks("python"), blocks("text")
     command = [sys.executable, "-c", program.replace(ADDRESS, server)]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
     assert ran.stdout == shown
@@ -75,6 +76,13 @@ def test_the_other_curl_commands_answer(server: str) -> None:
     for command in others:
         script = command.replace(ADDRESS, server).replace("curl -s", "curl -sf")
         assert subprocess.run(["bash", "-c", script], capture_output=True, check=True).stdout
+
+
+def test_the_table_of_speeds_is_one_that_bench_quick_prints() -> None:
+    _, table = blocks("text")
+    header, *rows = table.splitlines()
+    assert re.split(r" {2,}", header) == list(COLUMNS)
+    assert [row.split()[0] for row in rows if row.startswith(" ")] == ["mixed"] * 6 + ["copy"] * 6
 
 
 def test_every_command_is_run_by_a_test_or_by_ci() -> None:
