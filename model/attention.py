@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from model.batch import PackedBatch
+
 CHUNK = 128
 
 
@@ -34,6 +36,17 @@ class TileSequence:
     count: int
     position: int  # of row ``first``
     blocks: Tensor  # [num_blocks] int: the sequence's block table, at least up to the newest row's position
+
+
+def tile_sequences(batch: PackedBatch, first: int, last: int) -> list[TileSequence]:
+    """The sequences of ``batch`` that have rows in ``[first, last)``, cut to them."""
+    starts = batch.row_starts.tolist()
+    found = []
+    for s in range(batch.num_sequences):
+        begin, end = max(starts[s], first), min(starts[s + 1], last)
+        if begin < end:
+            found.append(TileSequence(begin - first, end - begin, int(batch.positions[begin]), batch.block_tables[s]))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

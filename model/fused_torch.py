@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.attention import AttentionTile, TileSequence, paged_attention
+from model.attention import AttentionTile, paged_attention, tile_sequences
 from model.batch import PackedBatch
 from model.fused_rope import RopeTable
 from model.fused_spec import FusedSpec
@@ -75,7 +75,7 @@ class TorchStack:
         where = positions.to(self._device)
         cosine, sine = cosines[where][:, None, :], sines[where][:, None, :]  # [T, 1, D / 2]
         slots = batch.slot_mapping[first:last].to(self._device)
-        tile = AttentionTile(size, _tile_sequences(batch, first, last), batch.block_size, self._device)
+        tile = AttentionTile(size, tile_sequences(batch, first, last), batch.block_size, self._device)
         x = self._embedding[input_ids.to(self._device)].float()
         outputs = []
         for i, layer in enumerate(self._layers):
@@ -140,14 +140,3 @@ def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Rotary embedding of ``[T, heads, D]`` in the layout that pairs ``i`` with ``i + D / 2``."""
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cosine - b * sine, b * cosine + a * sine], dim=-1)
-
-
-def _tile_sequences(batch: PackedBatch, first: int, last: int) -> list[TileSequence]:
-    """The sequences of ``batch`` that have rows in ``[first, last)``, cut to them."""
-    starts = batch.row_starts.tolist()
-    found = []
-    for s in range(batch.num_sequences):
-        begin, end = max(starts[s], first), min(starts[s + 1], last)
-        if begin < end:
-            found.append(TileSequence(begin - first, end - begin, int(batch.positions[begin]), batch.block_tables[s]))
-    return found

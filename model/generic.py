@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from kvcache.storage import KVStorage, PlaneSpec
 from model.attach import AttentionCall, attach
-from model.attention import AttentionTile, TileSequence, paged_attention
+from model.attention import AttentionTile, paged_attention, tile_sequences
 from model.batch import PackedBatch
 from model.interface import ForwardOutput, ModelInfo
 from model.structure import ModelStructure
@@ -161,7 +161,7 @@ class GenericExecutor:
         self._rows = _Rows(
             count=count,
             slots=batch.slot_mapping[first:last].to(device),
-            attention=AttentionTile(size, _sequences(batch, first, last), batch.block_size, torch.device(device)),
+            attention=AttentionTile(size, tile_sequences(batch, first, last), batch.block_size, torch.device(device)),
         )
         # The head's rows come in classes too. When nobody wants logits, one row keeps the model's code path alive.
         head_rows = next((c for c in self.tile_classes if 0 < len(wanted) <= c), 1)
@@ -195,17 +195,6 @@ def plan_tiles(num_rows: int, classes: Sequence[int]) -> Iterator[tuple[int, int
         count = min(left, size)
         yield first, count, size
         first += count
-
-
-def _sequences(batch: PackedBatch, first: int, last: int) -> list[TileSequence]:
-    """The sequences of ``batch`` that have rows in ``[first, last)``, cut to them."""
-    starts = batch.row_starts.tolist()
-    found = []
-    for s in range(batch.num_sequences):
-        begin, end = max(starts[s], first), min(starts[s + 1], last)
-        if begin < end:
-            found.append(TileSequence(begin - first, end - begin, int(batch.positions[begin]), batch.block_tables[s]))
-    return found
 
 
 def _widen(head: nn.Module) -> None:
