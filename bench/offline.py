@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from kvcache.manager import KVCacheManager
 from kvcache.storage import KVStorage
 from model.interface import Executor
-from model.kernels import get_kernels
+from model.kernels import KernelsChoice, get_kernels
 from scheduler.config import SchedulerConfig
 from scheduler.request import ChoiceEvent, ChoiceSpec, EngineRequest, TextDecision
 from scheduler.scheduler import Scheduler
@@ -35,6 +35,7 @@ class OfflineConfig:
     max_num_seqs: int = 64
     prefix_cache: bool = True
     preempt_every_step: bool = False
+    kernels: KernelsChoice | None = None  # of the sampler; the executor brings its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class OfflineEngine:
             self.storage,
             drafters={chosen.name: chosen} if k else {},
             default_drafter=chosen.name if k else None,
-            sampler=Sampler(get_kernels()),
+            sampler=Sampler(get_kernels(choice=config.kernels)),
         )
         self.scheduler = Scheduler(
             self.manager,

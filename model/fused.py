@@ -20,7 +20,7 @@ from model.fused_spec import FusedSpec, UnsupportedModel, supports, unsupported_
 from model.fused_torch import TorchStack
 from model.fused_weights import collect_weights
 from model.interface import ForwardOutput, ModelInfo
-from model.kernels import find_kernels
+from model.kernels import KernelsChoice, find_kernels
 
 __all__ = ["FusedExecutor", "FusedSpec", "UnsupportedModel", "supports", "unsupported_reason"]
 
@@ -58,11 +58,11 @@ class FusedExecutor:
         info: ModelInfo,
         device: str = "cpu",
         num_threads: int | None = None,
-        kernels: bool = True,
+        kernels: KernelsChoice | None = None,
     ) -> FusedExecutor:
         """Build from a state dict (or a Hugging Face model) and its config.
 
-        The dtype is the embedding's. ``num_threads`` None follows torch's thread count. ``kernels`` False takes the
+        The dtype is the embedding's. ``num_threads`` None follows torch's thread count. ``kernels`` "torch" takes the
         torch path even where the compiled kernels could run. The compiled path keeps only the embedding of ``source``.
         Raises UnsupportedModel for the config and ModelError for the weights.
         """
@@ -70,8 +70,8 @@ class FusedExecutor:
         state = source.state_dict() if isinstance(source, nn.Module) else source
         weights = collect_weights(spec, state)
         stack: Stack | None = None
-        if kernels and torch.device(device).type == "cpu" and weights.dtype in (torch.bfloat16, torch.float32):
-            found, reason = find_kernels()
+        if torch.device(device).type == "cpu" and weights.dtype in (torch.bfloat16, torch.float32):
+            found, reason = find_kernels(kernels)
             if found is not None:
                 stack = CpuStack(spec, weights, found, num_threads=num_threads)
             else:

@@ -25,6 +25,7 @@ from model.gate import (
 )
 from model.generic import GenericExecutor
 from model.interface import Executor, ModelInfo, TiledExecutor
+from model.kernels.load import KernelsChoice, chosen_kernels
 from model.model_cache import default_home
 from model.probe import ExactnessReport, probe_exactness
 from model.quiet import quiet_transformers, reason_of
@@ -60,6 +61,7 @@ class LoadedModel:
     exactness: ExactnessReport
     fingerprint: str  # of all that a forward's bits depend on: weights, dtype, code, kernels, processor, threads
     tokenizer_or_none: Tokenizer | None
+    kernels: KernelsChoice = "auto"  # that it was loaded with; its sampler takes the same
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -75,6 +77,7 @@ def load_model(
     dtype: DTypeName = "auto",
     device: str = "cpu",
     executor: ExecutorName = "auto",
+    kernels: KernelsChoice | None = None,
     num_threads: int | None = None,
     max_batched_tokens: int = 512,
     name: str | None = None,
@@ -83,26 +86,34 @@ def load_model(
     """Load the checkpoint folder ``path`` (safetensors, config.json, tokenizer files), check it and measure it.
 
     ``dtype`` "auto" is the checkpoint's own if that is bfloat16, else float32. ``executor`` "auto" is the fused one
-    where it supports the model and agrees with the generic one. ``num_threads`` sets the process's torch threads.
+    where it supports the model and agrees with the generic one. ``kernels`` "torch" leaves the compiled kernels alone,
+    as on a machine that cannot build or run them; its sampler must do the same (``LoadedModel.kernels``);
+    None leaves it to the environment variable TRUEDRAFT_KERNELS. ``num_threads`` sets the process's torch threads.
     ``max_batched_tokens`` is the largest batch that the exactness probe covers. Results of the checks are kept under
     ``home`` (default: TRUEDRAFT_HOME). Raises ModelError, one line, for whatever cannot be served.
     """
     if executor not in ("auto", "fused", "generic"):
         raise ModelError(f"executor must be auto, fused or generic, got {executor!r}")
+    if kernels not in (None, "auto", "torch"):
+        raise ModelError(f"kernels must be auto or torch, got {kernels!r}")
     _check_device(device)
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     with quiet_transformers():
-        loading = _Loading(path, dtype, device, max_batched_tokens, name or path.name, home or default_home())
+        loading = _Loading(
+            path, dtype, device, chosen_kernels(kernels), max_batched_tokens, name or path.name, home or default_home()
+        )
         return loading.run(executor)
 
 
 class _Loading:
     """One call of :func:`load_model`."""
 
-    def __init__(self, path: Path, dtype: str, device: str, budget: int, name: str, home: Path) -> None:
+    def __init__(
+        self, path: Path, dtype: str, device: str, kernels: KernelsChoice, budget: int, name: str, home: Path
+    ) -> None:
         register()
-        self.path, self.device, self.budget, self.name = path, device, budget, name
+        self.path, self.device, self.kernels, self.budget, self.name = path, device, kernels, budget, name
         self.cache = ChecksCache(home / "checks")
         self.config = _read_config(path)
         check_config(self.config)
@@ -132,7 +143,7 @@ class _Loading:
         elif isinstance(executor, TiledExecutor):
             executor.tile_classes = report.tile_classes
         _log.info("%s: %s, exactness %s: %s", self.name, executor.kind, report.level, report.detail)
-        return LoadedModel(executor, executor.info, report, fingerprint, self.tokenizer)
+        return LoadedModel(executor, executor.info, report, fingerprint, self.tokenizer, self.kernels)
 
     def _fused(self, *, required: bool) -> Executor | None:
         """The fused executor if it supports the model and agrees with the generic one; else None, or ModelError."""
@@ -153,7 +164,9 @@ class _Loading:
         head = state.get("lm_head.weight", embeddings)
         info = self._info(int(head.shape[0]), int(embeddings.shape[0]))
         try:
-            fused = FusedExecutor.from_hf(state, self.config, info=info, device=self.device)
+            fused = FusedExecutor.from_hf(
+                state, self.config, info=info, device=self.device, kernels=self.kernels
+            )
         except ModelError as error:
             raise ModelError(f"{self.path} cannot be loaded: {error}") from error
         del state, embeddings, head

@@ -12,7 +12,7 @@ from typing import Any
 from kvcache.manager import KVCacheManager
 from kvcache.memory import available_bytes
 from kvcache.storage import KVStorage, blocks_in_budget, bytes_per_block
-from model.kernels.load import find_kernels, get_kernels
+from model.kernels.load import find_kernels
 from model.loader import LoadedModel, load_model
 from model.probe import ExactnessReport
 from model.source import resolve_model
@@ -47,13 +47,15 @@ def build_service(settings: Settings, report: Report) -> Service:
     each with one line, if the model or the settings cannot be served.
     """
     source = resolve_model(settings.model, report=report)
-    get_kernels(report)  # a first start compiles them, which takes a while; the sampler uses them on any device
+    # A first start compiles them, which takes a while; the sampler uses them on any device.
+    find_kernels(settings.kernels, progress=report)
     report(f"loading {source.name}")
     loaded = load_model(
         Path(source.path),
         dtype=settings.dtype,
         device=settings.device,
         executor=settings.executor,
+        kernels=settings.kernels,
         num_threads=settings.num_threads,
         max_batched_tokens=settings.max_num_batched_tokens,
         name=source.name,
@@ -79,7 +81,7 @@ def assemble(settings: Settings, loaded: LoadedModel, names: tuple[str, ...]) ->
         drafters = {settings.drafter: make_drafter(settings.drafter, info.vocab_size)} if k else {}
     except ValueError as error:
         raise StartError(str(error)) from error
-    kernels, kernels_found = find_kernels()
+    kernels, kernels_found = find_kernels(loaded.kernels)
     sampler = Sampler(kernels)
     exactness = loaded.exactness.with_checks(probe_sampling(sampler, min(info.vocab_size, info.embedding_rows)))
     fingerprint = system_fingerprint(loaded.fingerprint, kernels_found if kernels is not None else "numpy")
@@ -134,7 +136,9 @@ def assemble(settings: Settings, loaded: LoadedModel, names: tuple[str, ...]) ->
         metrics=metrics,
         fingerprint=fingerprint,
         created=int(time.time()),
-        info=_server_info(settings, loaded, exactness, facts, storage, fingerprint),
+        info=_server_info(
+            settings, loaded, exactness, facts, storage, fingerprint, _kernels_info(loaded, kernels_found)
+        ),
     )
 
 
@@ -178,6 +182,12 @@ def _num_blocks(settings: Settings, loaded: LoadedModel, max_model_len: int) -> 
     return min(fitting, settings.max_num_seqs * -(-max_model_len // block_size))
 
 
+def _kernels_info(loaded: LoadedModel, found: str) -> dict[str, str]:
+    """Which code computes: of the forward it is the part of the executor's name behind the slash."""
+    forward = loaded.executor.kind.partition("/")[2]
+    return {"setting": loaded.kernels, "forward": forward, "compiled": found}
+
+
 def _server_info(
     settings: Settings,
     loaded: LoadedModel,
@@ -185,6 +195,7 @@ def _server_info(
     facts: ModelFacts,
     storage: KVStorage,
     fingerprint: str,
+    kernels: dict[str, str],
 ) -> dict[str, Any]:
     return {
         "version": VERSION,
@@ -195,6 +206,7 @@ def _server_info(
             "checks": [asdict(check) for check in exactness.checks],
         },
         "executor": loaded.executor.kind,
+        "kernels": kernels,
         "system_fingerprint": fingerprint,
         "kv_cache": {
             "num_blocks": storage.num_blocks,

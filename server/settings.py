@@ -73,6 +73,11 @@ class Settings(BaseSettings):
         "auto",
         description="How the forward runs. `auto`: fused for a Llama-shaped model that passes its check, else generic.",
     )
+    kernels: Literal["auto", "torch"] = Field(
+        "auto",
+        description="`torch`: leave the compiled CPU kernels alone, as on a machine that cannot build or run them; "
+        "`off` in the environment means the same. `auto`: use them where they can run.",
+    )
     num_threads: int | None = Field(
         None,
         ge=1,
@@ -165,6 +170,15 @@ class Settings(BaseSettings):
     @classmethod
     def _read_size(cls, value: object) -> object:
         return parse_size(value) if isinstance(value, str) else value
+
+    @field_validator("kernels", mode="before")
+    @classmethod
+    def _read_kernels(cls, value: object) -> object:
+        # What is no server reads TRUEDRAFT_KERNELS too (model.kernels.load), as a switch.
+        word = str(value).lower()
+        if word in ("off", "0", "no", "false"):
+            return "torch"
+        return "auto" if word in ("on", "1", "yes", "true") else value
 
     @field_validator("port", mode="before")
     @classmethod
@@ -287,8 +301,8 @@ def settings_markdown() -> str:
     lines += [
         "",
         f"`{ENV_PREFIX}HOME` is the folder for fetched models and built kernels (by default `truedraft` in the user's",
-        f"cache folder), and `{ENV_PREFIX}KERNELS=off` leaves the compiled CPU kernels alone. They are no settings of",
-        "the server alone, so they have no flag.",
+        f"cache folder); it is no setting of the server alone, so it has no flag. `{ENV_PREFIX}KERNELS` (`torch` or `off`)",
+        "holds for the other commands too.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -1,7 +1,16 @@
 """Compiled CPU kernels: built once, loaded if this processor can run them, absent otherwise."""
 
 from model.kernels.build import KernelBuildError, build_kernels, missing_instructions
-from model.kernels.load import find_kernels, get_kernels
+from model.kernels.load import KernelsChoice, chosen_kernels, find_kernels, get_kernels
 from model.kernels.ops import Kernels
 
-__all__ = ["KernelBuildError", "Kernels", "build_kernels", "find_kernels", "get_kernels", "missing_instructions"]
+__all__ = [
+    "KernelBuildError",
+    "Kernels",
+    "KernelsChoice",
+    "build_kernels",
+    "chosen_kernels",
+    "find_kernels",
+    "get_kernels",
+    "missing_instructions",
+]

@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -22,26 +23,38 @@ from model.model_cache import default_home
 
 _log = logging.getLogger(__name__)
 
+KernelsChoice = Literal["auto", "torch"]  # torch: the path of a machine without a compiler
+
 _SWITCH = "TRUEDRAFT_KERNELS"
+_OFF = ("torch", "off", "0", "no", "false")
 
 
-def find_kernels(*, home: Path | None = None, progress: Report | None = None) -> tuple[Kernels | None, str]:
+def chosen_kernels(choice: KernelsChoice | None = None) -> KernelsChoice:
+    """``choice``; without one, what the environment variable TRUEDRAFT_KERNELS says (torch or off; default: auto)."""
+    if choice is not None:
+        return choice
+    return "torch" if os.environ.get(_SWITCH, "").lower() in _OFF else "auto"
+
+
+def find_kernels(
+    choice: KernelsChoice | None = None, *, home: Path | None = None, progress: Report | None = None
+) -> tuple[Kernels | None, str]:
     """The kernels and their instruction set, or None and the reason. Builds them if the cache lacks them.
 
-    The environment variable TRUEDRAFT_KERNELS=off switches them off. Never raises for a machine that cannot build
-    or run them; a failed attempt is not repeated in this process.
+    ``choice`` "torch" leaves them alone; None leaves it to the environment (:func:`chosen_kernels`). Never
+    raises for a machine that cannot build or run them; a failed attempt is not repeated in this process.
     """
-    if os.environ.get(_SWITCH, "").lower() in ("off", "0", "no", "false"):
-        return None, f"switched off ({_SWITCH}={os.environ[_SWITCH]})"
+    if chosen_kernels(choice) == "torch":
+        return None, "switched off (kernels = torch)" if choice else f"switched off ({_SWITCH}={os.environ[_SWITCH]})"
     missing = missing_instructions()
     if missing:
         return None, f"this processor lacks {', '.join(missing)}"
     return _load(home or default_home(), _Said(progress or _log.info))
 
 
-def get_kernels(progress: Report | None = None) -> Kernels | None:
+def get_kernels(progress: Report | None = None, *, choice: KernelsChoice | None = None) -> Kernels | None:
     """:func:`find_kernels` without the reason."""
-    return find_kernels(progress=progress)[0]
+    return find_kernels(choice, progress=progress)[0]
 
 
 class _Said:

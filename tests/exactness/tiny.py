@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 import transformers
 from transformers import PretrainedConfig
 
+from model.kernels import KernelsChoice
 from model.loader import DTypeName, ExecutorName, LoadedModel, load_model
 
 VOCAB = 211  # odd on purpose: no width is a multiple of a vector
@@ -85,10 +85,8 @@ TINY_MODELS = {
 
 def load_tiny(tiny: TinyModel, folder: Path) -> LoadedModel:
     """A random checkpoint of ``tiny``, saved in ``folder``, on its executor."""
-    with pytest.MonkeyPatch.context() as patch:
-        if not tiny.kernels:
-            patch.setenv("TRUEDRAFT_KERNELS", "off")
-        model = load_model(_save_tiny(tiny, folder), dtype=tiny.dtype, executor=tiny.executor)
+    kernels: KernelsChoice | None = None if tiny.kernels else "torch"
+    model = load_model(_save_tiny(tiny, folder), dtype=tiny.dtype, executor=tiny.executor, kernels=kernels)
     if not tiny.kernels:
         assert model.executor.kind == "fused/torch", model.executor.kind
     return model

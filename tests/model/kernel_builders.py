@@ -14,7 +14,7 @@ from kvcache.storage import KVStorage
 from model.batch import PackedBatch, RowSpan
 from model.fused import FusedExecutor
 from model.interface import ForwardOutput, ModelInfo
-from model.kernels import Kernels, find_kernels
+from model.kernels import Kernels, KernelsChoice, find_kernels
 
 DTYPES = (torch.bfloat16, torch.float32)
 
@@ -175,7 +175,8 @@ def fused_executor(model: PreTrainedModel, *, kernels: bool, num_threads: int | 
         eos_token_ids=(0,),
         weights_hash="",
     )
-    return FusedExecutor.from_hf(model, config, info=info, num_threads=num_threads, kernels=kernels)
+    choice: KernelsChoice | None = None if kernels else "torch"
+    return FusedExecutor.from_hf(model, config, info=info, num_threads=num_threads, kernels=choice)
 
 
 class PagedRun:

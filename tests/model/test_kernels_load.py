@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.kernels import KernelBuildError, build_kernels, find_kernels, load
+from model.kernels import KernelBuildError, build_kernels, chosen_kernels, find_kernels, load
 from tests.model.kernel_builders import fused_executor, need_kernels, tiny_model
 
 
@@ -22,6 +22,21 @@ def compiler(folder: Path, script: str) -> str:
 def test_switch_turns_the_kernels_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRUEDRAFT_KERNELS", "off")
     assert find_kernels() == (None, "switched off (TRUEDRAFT_KERNELS=off)")
+    assert chosen_kernels() == "torch"
+
+
+def test_who_asks_for_the_torch_path_gets_no_kernels_whatever_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TRUEDRAFT_KERNELS", raising=False)
+    assert find_kernels("torch") == (None, "switched off (kernels = torch)")
+    assert fused_executor(tiny_model("llama"), kernels=False).kind == "fused/torch"
+
+
+def test_who_asks_for_the_kernels_gets_them_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = need_kernels()
+    monkeypatch.setenv("TRUEDRAFT_KERNELS", "off")
+    assert find_kernels("auto")[0] is kernels
 
 
 def test_processor_without_the_instructions_gets_none_and_the_fused_executor_runs_on_torch(
