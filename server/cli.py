@@ -1,13 +1,20 @@
-"""The command line: ``truedraft serve``, ``fetch``, ``build-kernels`` and ``--version``."""
+"""The command line: ``truedraft serve``, ``fetch``, ``build-kernels``, ``--version``, and the commands of bench/.
+
+The latter come by entry points (server.commands), as server/ does not know bench/.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from model.errors import ModelError
+from model.source_error import ModelSourceError
+from server.commands import Command, CommandError, find_commands
+from model.children import end_all_children
 from server.ending import INTERRUPTED_CODE, TERMINATED_CODE, Ended, ended_by_signals
 from server.settings import Settings, SettingsError, choices_of, default_text, flag_name, is_switch, load_settings
 from server.version import VERSION
@@ -29,7 +36,8 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(1)
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(others: Mapping[str, Command] | None = None) -> argparse.ArgumentParser:
+    """``others``: commands by name beside the server's own."""
     parser = _Parser(
         prog="truedraft",
         description="A lossless speculative-decoding inference server.",
@@ -58,16 +66,23 @@ def build_parser() -> argparse.ArgumentParser:
     fetch = commands.add_parser("fetch", help="fetch and convert a model, so that a later start needs no network")
     fetch.add_argument("model", nargs="?", default="default", help="as for serve --model (default: the default model)")
     commands.add_parser("build-kernels", help="build the CPU kernels for this machine, so that a later start need not")
+    for name, command in (others or {}).items():
+        text = command.HELP.replace("%", "%%")
+        command.add_arguments(commands.add_parser(name, help=text, description=text, allow_abbrev=False))
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code; whatever the user can mend is one line on stderr and 1."""
-    arguments = vars(build_parser().parse_args(argv))
-    with ended_by_signals(report) as tell:
+    others = find_commands()
+    arguments = vars(build_parser(others).parse_args(argv))
+    name = arguments.pop("command")
+    with ended_by_signals(report, end_all_children) as tell:
         try:
-            return _run(arguments.pop("command"), arguments)
-        except SettingsError as error:
+            if name in others:
+                return others[name].run(argparse.Namespace(**arguments), report)
+            return _run(name, arguments)
+        except (SettingsError, CommandError, ModelError, ModelSourceError) as error:
             report(f"error: {error}")
             return 1
         except Ended as ended:
@@ -87,29 +102,21 @@ def _serve(settings: Settings) -> int:
 
     configure_logging(settings.log_level, settings.log_format)
     # Imported here: torch takes seconds, and --help or a bad flag should not.
-    from model.errors import ModelError
-    from model.source_error import ModelSourceError
     from server.assemble import StartError, build_service
     from server.run import bind, run
 
     try:
         with bind(settings) as sock:  # before the model is loaded: a port in use is told at once
             return run(build_service(settings, report), sock, report)
-    except (StartError, ModelError, ModelSourceError) as error:
+    except StartError as error:
         report(f"error: {error}")
         return 1
 
 
 def _fetch(model: str) -> int:
     from model.source import resolve_model
-    from model.source_error import ModelSourceError
 
-    try:
-        source = resolve_model(model, report=report)
-    except ModelSourceError as error:
-        report(f"error: {error}")
-        return 1
-    print(source.path)
+    print(resolve_model(model, report=report).path)
     return 0
 
 
