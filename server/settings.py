@@ -301,8 +301,8 @@ def settings_markdown() -> str:
     lines += [
         "",
         f"`{ENV_PREFIX}HOME` is the folder for fetched models and built kernels (by default `truedraft` in the user's",
-        f"cache folder); it is no setting of the server alone, so it has no flag. `{ENV_PREFIX}KERNELS` (`torch` or `off`)",
-        "holds for the other commands too.",
+        f"cache folder); it is no setting of the server alone, so it has no flag. `{ENV_PREFIX}KERNELS` (`torch` or",
+        "`off`) holds for the other commands too.",
     ]
     return "\n".join(lines) + "\n"
 
