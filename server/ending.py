@@ -31,9 +31,12 @@ class Ended(BaseException):
 
 
 @contextlib.contextmanager
-def ended_by_signals(report: Callable[[str], None]) -> Iterator[Callable[[int], int]]:
+def ended_by_signals(
+    report: Callable[[str], None], leaving: Callable[[], None] = lambda: None
+) -> Iterator[Callable[[int], int]]:
     """Inside, SIGTERM and SIGINT raise :class:`Ended`. A second one ends the process at once, and so does the grace
     period if something keeps the first from doing so: a native call, another thread's download, code that swallows.
+    In both cases ``leaving`` is called first: no ``finally`` runs any more, and children must not stay.
 
     Yields ``tell(number)``, which reports a signal's one line and returns its exit code. Once it was called the grace
     period outlives the block: at the interpreter's end, threads are waited for. A server's own handlers may replace
@@ -53,8 +56,11 @@ def ended_by_signals(report: Callable[[str], None]) -> Iterator[Callable[[int], 
 
     def leave(number: int, frame: FrameType | None = None) -> NoReturn:
         code = tell(number)
-        sys.stdout.flush()
-        os._exit(code)
+        try:
+            leaving()
+            sys.stdout.flush()
+        finally:
+            os._exit(code)
 
     def on_signal(number: int, frame: FrameType | None) -> NoReturn:
         for each in _ENDS:

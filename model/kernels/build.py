@@ -12,23 +12,21 @@ a compiler takes an object that any compiler built from the same key. The name c
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import platform
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import torch
 from filelock import FileLock
 
+from model.children import Children, ChildrenEnded
 from model.model_cache import default_home
 
 Report = Callable[[str], None]  # takes one line of progress for people
@@ -149,64 +147,28 @@ def _compile(compiler: str, scratch: Path) -> Path:
     sources = sorted(_SOURCES.glob("*.cpp"))
     objects = [scratch / f"{source.stem}.o" for source in sources]
 
-    compilers = _Compilers()
-    with ThreadPoolExecutor(max_workers=min(len(sources), os.cpu_count() or 1)) as pool:
-        try:
-            pairs = zip(sources, objects, strict=True)
-            commands = ([compiler, *_FLAGS, *includes, "-c", str(a), "-o", str(b)] for a, b in pairs)
-            list(pool.map(compilers.run, commands, [source.name for source in sources]))
-        except BaseException:  # one failed, or a signal came: nobody waits for the others, which take half a minute
-            compilers.end()
-            raise
     library = scratch / "kernels.so"
     libraries = [f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10"]
-    compilers.run([compiler, "-shared", "-fopenmp", *map(str, objects), *libraries, "-o", str(library)], "linking")
+    link = [compiler, "-shared", "-fopenmp", *map(str, objects), *libraries, "-o", str(library)]
+    with Children() as children:
+        compilations = [
+            partial(_run, children, [compiler, *_FLAGS, *includes, "-c", str(source), "-o", str(made)], source.name)
+            for source, made in zip(sources, objects, strict=True)
+        ]
+        children.run_all(compilations, at_once=min(len(sources), os.cpu_count() or 1))
+        children.run_all([partial(_run, children, link, "linking")])
     return library
 
 
-class _Compilers:
-    """Runs compilers, from several threads, and ends those that run."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._running: set[subprocess.Popen[str]] = set()
-        self._ended = False
-
-    def run(self, command: list[str], what: str) -> None:
-        """Raises KernelBuildError if the compiler fails, is ended or takes too long."""
-        with self._lock:
-            if self._ended:
-                raise KernelBuildError(f"{what}: not compiled any more")
-            # A group of its own: a compiler's driver leaves its children running when it is ended alone.
-            process = subprocess.Popen(
-                command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, process_group=0
-            )
-            self._running.add(process)
-        with process:
-            try:
-                _, errors = process.communicate(timeout=_BUILD_SECONDS)
-            except subprocess.TimeoutExpired as error:
-                raise KernelBuildError(f"{what}: the compiler took more than {_BUILD_SECONDS:.0f} s") from error
-            finally:
-                with self._lock:
-                    self._running.discard(process)
-                    if process.poll() is None:
-                        _end_group(process)
-        if process.returncode != 0:
-            lines = errors.strip().splitlines()
-            first = next((line for line in lines if "error" in line), lines[0] if lines else "no message")
-            raise KernelBuildError(f"{what}: {first}")
-
-    def end(self) -> None:
-        """End what runs; nothing runs afterwards."""
-        with self._lock:
-            self._ended = True
-            for process in self._running:
-                if process.poll() is None:
-                    _end_group(process)
-
-
-def _end_group(process: subprocess.Popen[str]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)  # not SIGKILL: compilers then remove their temporary files
-    process.wait()
+def _run(children: Children, command: list[str], what: str) -> None:
+    """Raises KernelBuildError if the compiler fails, is ended or takes too long."""
+    try:
+        done = children.run(command, timeout=_BUILD_SECONDS)
+    except ChildrenEnded as error:
+        raise KernelBuildError(f"{what}: not compiled any more") from error
+    except subprocess.TimeoutExpired as error:
+        raise KernelBuildError(f"{what}: the compiler took more than {_BUILD_SECONDS:.0f} s") from error
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines()
+        first = next((line for line in lines if "error" in line), lines[0] if lines else "no message")
+        raise KernelBuildError(f"{what}: {first}")

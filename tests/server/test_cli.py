@@ -268,7 +268,8 @@ def test_a_signal_while_the_kernels_compile_leaves_no_process_and_nothing_in_the
 def test_what_does_not_let_go_is_ended_after_the_grace_period_and_at_once_by_a_second_signal() -> None:
     script = (
         "import sys, time, server.ending as e; e.GRACE_SECONDS = float(sys.argv[1])\n"
-        "with e.ended_by_signals(lambda line: print(line, file=sys.stderr, flush=True)):\n"
+        "say = lambda line: print(line, file=sys.stderr, flush=True)\n"
+        "with e.ended_by_signals(say, lambda: say('leaving')):\n"
         "    print('ready', file=sys.stderr, flush=True)\n"
         "    while True:\n"
         "        try: time.sleep(600)\n"
@@ -282,7 +283,7 @@ def test_what_does_not_let_go_is_ended_after_the_grace_period_and_at_once_by_a_s
                 process.stderr.readline()
                 process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 143
-            assert process.stderr.read().splitlines()[-1] == "ended by SIGTERM"
+            assert process.stderr.read().splitlines()[-2:] == ["ended by SIGTERM", "leaving"]
 
 
 @pytest.mark.usefixtures("environment")
