@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from model.children import end_all_children
 from model.errors import ModelError
 from model.source_error import ModelSourceError
 from server.commands import Command, CommandError, find_commands
-from model.children import end_all_children
 from server.ending import INTERRUPTED_CODE, TERMINATED_CODE, Ended, ended_by_signals
 from server.settings import Settings, SettingsError, choices_of, default_text, flag_name, is_switch, load_settings
 from server.version import VERSION
