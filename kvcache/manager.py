@@ -11,6 +11,14 @@ Life of a table::
 Ordering contract. There is no lock: exactly one thread may use the manager at a time. While a step runs the manager
 belongs to the model thread (which commits and truncates); between steps to the scheduler (which matches, reserves,
 frees and reads stats). The awaited step is the handover. ``commit`` comes after acceptance, before ``truncate``.
+
+Private blocks lie behind the pool's. A private table takes its blocks from there alone and never meets the prefix cache,
+so whatever runs in one (an audit) cannot take a block from the others, nor a cached prefix, nor share one.
+
+::
+
+    block   0 ............ num_blocks - 1 | num_blocks ...... num_blocks + num_private_blocks - 1
+            everybody's, prefix cache     | private tables'
 """
 
 from __future__ import annotations
@@ -18,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from kvcache.observer import CacheObserver
 from kvcache.pool import BlockPool
 from kvcache.prefix import HashFunction, PrefixEntry, PrefixHasher, pack_token_ids, sha256
 from kvcache.table import BlockTable
@@ -49,9 +58,11 @@ class KVCacheStats:
 
 
 class KVCacheManager:
-    """Owns the pool. Tables belong to their sequences, but only the manager changes them.
+    """Owns the pools. Tables belong to their sequences, but only the manager changes them.
 
-    Raises ValueError for sizes that are not positive. ``hash_function`` exists for tests.
+    The storage must hold ``num_blocks + num_private_blocks`` (which may be 0). Raises ValueError for sizes that are not
+    positive. ``observer`` (a kvcache.ledger.Ledger) hears of every block that
+    changes hands. ``hash_function`` exists for tests.
     """
 
     def __init__(
@@ -60,14 +71,22 @@ class KVCacheManager:
         block_size: int,
         *,
         enable_prefix_cache: bool = True,
+        num_private_blocks: int = 0,
         hash_function: HashFunction = sha256,
+        observer: CacheObserver | None = None,
     ) -> None:
         if block_size < 1:
             raise ValueError(f"block_size must be positive, got {block_size}")
+        if num_private_blocks < 0:
+            raise ValueError(f"num_private_blocks must not be negative, got {num_private_blocks}")
         self.num_blocks = num_blocks
+        self.num_private_blocks = num_private_blocks
         self.block_size = block_size
         self.enable_prefix_cache = enable_prefix_cache
-        self._pool = BlockPool(num_blocks)
+        self._observer = observer
+        self._pool = BlockPool(num_blocks, observer)
+        # It counts from 0, so what the observer hears of it is told here.
+        self._private = BlockPool(num_private_blocks) if num_private_blocks else None
         self._hasher = PrefixHasher(hash_function)
         self._prefix_queries = 0
         self._prefix_hits = 0
@@ -75,6 +94,15 @@ class KVCacheManager:
     def new_table(self, salt: bytes = b"") -> BlockTable:
         """An empty table. Tables with different salts never share a block."""
         return BlockTable(self.block_size, salt)
+
+    def new_private_table(self) -> BlockTable:
+        """An empty table that takes private blocks, and shares none."""
+        return BlockTable(self.block_size, private=True)
+
+    @property
+    def num_private_used(self) -> int:
+        """Private blocks that a table holds."""
+        return self._private.num_used if self._private is not None else 0
 
     def match_prefix(self, table: BlockTable, token_ids: Sequence[int], max_tokens: int) -> int:
         """Attach cached blocks to the empty ``table``; returns the tokens covered (<= max_tokens, whole blocks).
@@ -87,7 +115,7 @@ class KVCacheManager:
             raise ValueError(f"a prefix is matched into an empty table, this one has {len(table.blocks)} blocks")
         if max_tokens < 0:
             raise ValueError(f"max_tokens must not be negative, got {max_tokens}")
-        if not self.enable_prefix_cache:
+        if not self.enable_prefix_cache or table.private:
             return 0
         size, pool, salt = self.block_size, self._pool, table.salt
         limit = min(len(token_ids), max_tokens)
@@ -103,6 +131,8 @@ class KVCacheManager:
             pool.acquire(entry.block)
             table.blocks.append(entry.block)
             table.block_hashes.append(chain)
+            if self._observer is not None:
+                self._observer.shared(table, entry.block)
         covered = len(table.blocks) * size
         self._prefix_hits += covered
         return covered
@@ -117,9 +147,14 @@ class KVCacheManager:
         if missing <= 0:
             return True
         self._check_table(table)
+        if table.private:
+            return self._reserve_private(table, missing)
         if missing > self._pool.num_available:
             return False
-        blocks.extend(self._pool.allocate(missing))
+        granted = self._pool.allocate(missing)
+        blocks.extend(granted)
+        if self._observer is not None:
+            self._observer.granted(table, granted)
         return True
 
     def commit(self, table: BlockTable, token_ids: Sequence[int], num_tokens: int) -> None:
@@ -135,7 +170,7 @@ class KVCacheManager:
                 f"cannot commit {num_tokens} tokens: {len(token_ids)} known, {len(table.blocks)} blocks of {size} slots"
             )
         first, full = len(hashes), num_tokens // size
-        if full <= first or not self.enable_prefix_cache:
+        if full <= first or not self.enable_prefix_cache or table.private:
             return
         self._check_table(table)
         pool, salt = self._pool, table.salt
@@ -144,12 +179,15 @@ class KVCacheManager:
         # Behind a collision nothing can be found, so nothing is registered.
         reachable = first == 0 or parent is not None
         for i in range(first, full):
-            packed = pack_token_ids(token_ids[i * size : (i + 1) * size])
+            ids = token_ids[i * size : (i + 1) * size]
+            packed = pack_token_ids(ids)
             chain = self._hasher.extend(chain, packed)
             if reachable:
                 parent = pool.register(table.blocks[i], chain, parent, salt, packed)
                 reachable = parent is not None
             hashes.append(chain)
+            if self._observer is not None:
+                self._observer.committed(table, i, table.blocks[i], ids)
 
     def truncate(self, table: BlockTable, num_tokens: int) -> int:
         """Give back whole surplus blocks beyond ``num_tokens`` positions; returns how many. Touches no tensor.
@@ -165,21 +203,25 @@ class KVCacheManager:
         if surplus <= 0:
             return 0
         self._check_table(table)
-        self._give_back(blocks, surplus)
+        self._give_back(table, surplus)
         return surplus
 
     def free(self, table: BlockTable) -> None:
         """Give everything back; the table is empty and may be used again. Freeing an empty table does nothing."""
         self._check_table(table)
         table.block_hashes.clear()
-        self._give_back(table.blocks, len(table.blocks))
+        self._give_back(table, len(table.blocks))
 
     def fits(self, num_tokens: int) -> bool:
         """Could an empty pool hold a sequence of ``num_tokens``?"""
-        return -(-num_tokens // self.block_size) <= self.num_blocks
+        return self.blocks_for(num_tokens) <= self.num_blocks
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold a sequence of ``num_tokens``."""
+        return -(-num_tokens // self.block_size)
 
     def stats(self, tables: Iterable[tuple[BlockTable, int]] | None = None) -> KVCacheStats:
-        """Plain numbers of now.
+        """Plain numbers of now. Private blocks are not among them.
 
         ``tables`` are pairs (table, its sequence's ``num_computed``) of everything that holds blocks; with them the
         stats know ``used_slots`` and the fragmentation. Slots of shared blocks count once. O(blocks of the tables)
@@ -200,8 +242,15 @@ class KVCacheManager:
     def check_integrity(self, tables: Iterable[BlockTable]) -> None:
         """Raise AssertionError unless every block is free, cached or owned by exactly its referencing ``tables``."""
         tables = list(tables)
-        self._pool.check_integrity([table.blocks for table in tables])
+        self._pool.check_integrity([table.blocks for table in tables if not table.private])
+        private = [table for table in tables if table.private]
+        assert self._private is not None or not any(table.blocks for table in private)
+        if self._private is not None:
+            self._private.check_integrity([[b - self.num_blocks for b in table.blocks] for table in private])
+        assert not any(table.block_hashes for table in private), "a private table's blocks were hashed"
         for table in tables:
+            if table.private:
+                continue
             assert table.block_size == self.block_size, table.block_size
             assert len(table.block_hashes) <= len(table.blocks), "committed blocks are not a prefix of the table"
             parent: PrefixEntry | None = None
@@ -218,10 +267,33 @@ class KVCacheManager:
                     assert entry.salt == table.salt, f"block {block} belongs to another salt"
                 parent, reachable = entry, entry is not None
 
-    def _give_back(self, blocks: list[int], count: int) -> None:
+    def _reserve_private(self, table: BlockTable, missing: int) -> bool:
+        if self._private is None or missing > self._private.num_available:
+            return False
+        granted = [self.num_blocks + block for block in self._private.allocate(missing)]
+        table.blocks.extend(granted)
+        if self._observer is not None:
+            for block in granted:
+                self._observer.allocated(block)
+            self._observer.granted(table, granted)
+        return True
+
+    def _release(self, table: BlockTable, block: int) -> None:
+        if not table.private:
+            self._pool.release(block)
+            return
+        assert self._private is not None, "a private table holds blocks of a manager that has none"
+        self._private.release(block - self.num_blocks)
+        if self._observer is not None:
+            self._observer.released(block)
+
+    def _give_back(self, table: BlockTable, count: int) -> None:
         """Release the last ``count`` blocks, tail first: in the LRU a block must stand before those it follows."""
         for _ in range(count):
-            self._pool.release(blocks.pop())
+            block = table.blocks.pop()
+            self._release(table, block)
+            if self._observer is not None:
+                self._observer.returned(table, block)
 
     def _used_slots(self, tables: list[tuple[BlockTable, int]]) -> int:
         used = sum(min(num_computed, table.num_slots) for table, num_computed in tables)

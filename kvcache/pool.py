@@ -16,16 +16,18 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
+from kvcache.observer import CacheObserver
 from kvcache.prefix import PrefixEntry
 
 
 class BlockPool:
     """Blocks are the ints ``0 .. num_blocks - 1``. Every operation is O(1) per block. Not thread-safe."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, observer: CacheObserver | None = None) -> None:
         if num_blocks < 1:
             raise ValueError(f"num_blocks must be positive, got {num_blocks}")
         self.num_blocks = num_blocks
+        self._observer = observer
         self.num_evictions = 0  # cached blocks whose content was given up, since the start
         self._references = [0] * num_blocks
         self._entry_of: list[PrefixEntry | None] = [None] * num_blocks
@@ -70,6 +72,8 @@ class BlockPool:
             block = free.pop() if free else self._evict()
             self._references[block] = 1
             blocks.append(block)
+            if self._observer is not None:
+                self._observer.allocated(block)
         return blocks
 
     def acquire(self, block: int) -> None:
@@ -80,6 +84,8 @@ class BlockPool:
                 raise ValueError(f"block {block} is free: its content is gone")
             del self._lru[block]
         self._references[block] = references + 1
+        if self._observer is not None:
+            self._observer.acquired(block)
 
     def release(self, block: int) -> None:
         """One reference less. Raises ValueError if there is none. Release a table's blocks tail first."""
@@ -87,6 +93,8 @@ class BlockPool:
         if references == 0:
             raise ValueError(f"block {block} has no reference to release (double free)")
         self._references[block] = references - 1
+        if self._observer is not None:
+            self._observer.released(block)
         if references > 1:
             return
         entry = self._entry_of[block]

@@ -15,11 +15,12 @@ from __future__ import annotations
 class BlockTable:
     """Owned by one sequence; ``blocks`` are references that the manager counted."""
 
-    __slots__ = ("block_hashes", "block_size", "blocks", "salt")
+    __slots__ = ("block_hashes", "block_size", "blocks", "private", "salt")
 
-    def __init__(self, block_size: int, salt: bytes = b"") -> None:
+    def __init__(self, block_size: int, salt: bytes = b"", *, private: bool = False) -> None:
         self.block_size = block_size
         self.salt = salt  # separates tenants in the prefix cache
+        self.private = private  # lives in the manager's private blocks, unknown to the prefix cache
         self.blocks: list[int] = []
         self.block_hashes: list[bytes] = []  # chained hashes of the committed (verified, full) blocks: a prefix
 

@@ -17,11 +17,14 @@ class PlanItem:
 
     If that reaches the last known token (``samples``), the step samples, and may verify up to ``max_drafts``
     drafts; the table already covers ``num_computed + num_tokens + max_drafts`` slots.
+
+    ``rival``: the token that should come next. If another one is sampled, the output says by how much it won.
     """
 
     sequence: Sequence
     num_tokens: int
     max_drafts: int = 0
+    rival: int | None = None
 
     @property
     def samples(self) -> bool:
@@ -58,6 +61,7 @@ class SequenceOutput:
     finish_reason: str | None = None  # "stop" (a stop token) or "length"
     stop_token_id: int | None = None  # which stop token; it is the last of token_ids
     blocks_trimmed: int = 0
+    rival_gap: float | None = None  # if the first token is not the item's rival: see specdec.rival
     error: str | None = None  # this sequence alone failed; nothing was appended
     error_type: ErrorType = "server"  # with error
 

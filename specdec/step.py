@@ -35,6 +35,7 @@ from specdec.drafting import Drafting
 from specdec.errors import ErrorType, SamplingError
 from specdec.logprobs import token_logprobs
 from specdec.plan import PlanItem, SequenceOutput, StepPlan, StepResult, StepStats, TokenLogprobs
+from specdec.rival import rival_gap
 from specdec.sampling import RowJob, Sampler, SamplingState, sample_row
 from specdec.sequence import Sequence
 from specdec.verification import Verdict, verify
@@ -62,6 +63,7 @@ class _Work:
     verdict: Verdict | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    rival_gap: float | None = None
     error: str | None = None
     error_type: ErrorType = "server"
 
@@ -228,6 +230,11 @@ class SpeculativeStep:
         one.verdict = verify(one.drafts, target, stop_token_ids=params.stop_token_ids, tokens_left=one.tokens_left)
         if params.logprobs is not None:
             one.logprobs = self._score(logits, rows, one.sample_row, one.verdict.token_ids, params.logprobs)
+        rival, emitted = one.item.rival, one.verdict.token_ids
+        if rival is not None and not one.drafts and emitted and emitted[0] != rival:
+            state = None if params.plain else self._state(sequence)
+            row = rows[one.sample_row]
+            one.rival_gap = rival_gap(row, params, sequence.num_output_tokens, emitted[0], rival, state)
 
     def _target(self, one: _Work, rows: Rows, tokens: dict[int, int]) -> Callable[[int], int]:
         """The target's token by row, sampled only when asked for, unless a batch call has sampled it already."""
@@ -301,6 +308,7 @@ class SpeculativeStep:
             finish_reason=verdict.finish_reason if verdict else None,
             stop_token_id=verdict.stop_token_id if verdict else None,
             blocks_trimmed=trimmed,
+            rival_gap=one.rival_gap,
         )
 
     def _sync(self, work: list[_Work]) -> None:
