@@ -42,8 +42,9 @@ a { color: var(--link) }
 .note { font-size: .875rem }
 code, pre, .token { font-family: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace }
 code { font-size: .875em; overflow-wrap: anywhere }
-pre { margin: .4rem 0; padding: .65rem .8rem; background: var(--panel-ground); color: var(--panel); border-radius: .4rem;
-  border: 1px solid var(--line); white-space: pre-wrap; overflow-wrap: anywhere; user-select: all; font-size: .85rem;
+pre { margin: .4rem 0; padding: .65rem .8rem; background: var(--panel-ground); color: var(--panel);
+  border-radius: .4rem; border: 1px solid var(--line);
+  white-space: pre-wrap; overflow-wrap: anywhere; user-select: all; font-size: .85rem;
   line-height: 1.45 }
 .verdict { border-radius: .6rem; padding: .85rem 1.1rem; margin: 0 0 1rem; font-size: 1.05rem; max-width: none }
 .verdict strong { font-size: 1.5rem; line-height: 1.25; margin-right: .5rem; white-space: nowrap }
@@ -52,7 +53,8 @@ pre { margin: .4rem 0; padding: .65rem .8rem; background: var(--panel-ground); c
 .failed { color: var(--failed); background: var(--failed-ground) }
 .error { color: var(--error); background: var(--error-ground) }
 .notrun { color: var(--notrun); background: var(--notrun-ground) }
-dl.facts { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; margin: .75rem 0; font-size: .925rem }
+dl.facts { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; margin: .75rem 0;
+  font-size: .925rem }
 dl.facts dt { color: var(--soft) }
 dl.facts dd { margin: 0; overflow-wrap: anywhere }
 ul.factors { list-style: none; padding: 0; margin: .4rem 0; display: flex; flex-wrap: wrap; gap: .3rem .35rem;
@@ -62,23 +64,28 @@ ul.factors b { font-weight: 600 }
 .scroll { overflow-x: auto; margin: .5rem 0 }
 table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums }
 caption { text-align: left; padding: 0 0 .35rem; caption-side: top; font-size: .875rem }
+caption span { display: inline-block; max-width: min(46rem, calc(100vw - 4rem)); position: sticky; left: 0 }
 th, td { padding: .22rem .55rem; text-align: left; vertical-align: baseline; border-bottom: 1px solid var(--line) }
 th { font-weight: 600 }
 thead th { white-space: nowrap }
+thead th.wrap { white-space: normal; max-width: 4.5rem }
 td.number, th.number { text-align: right; white-space: nowrap }
 td.ids { min-width: 7rem; overflow-wrap: anywhere }
 table.matrix { line-height: 1.2; width: 100%; border-collapse: separate; border-spacing: 2px }
 table.matrix th, table.matrix td { border: 0; padding: .16rem .45rem }
 table.matrix td { text-align: right; border-radius: .25rem; white-space: nowrap; min-width: 3.6rem }
-table.matrix td b { font-weight: 600; float: left; margin-right: .35rem }
-table.matrix td small { font-size: .75rem; margin-left: .3rem }
+table.matrix td b { font-weight: 600; margin-right: .35rem }
+table.matrix td small { font-size: .75rem; display: inline-block; min-width: 2.9em }
 table.matrix td a { color: inherit; display: block }
 table.matrix td.empty { color: var(--soft); text-align: center }
-table.matrix tbody th { font-weight: 400; white-space: nowrap; position: sticky; left: 0; background: var(--page-ground) }
+table.matrix tbody th { font-weight: 400; white-space: nowrap; position: sticky; left: 0;
+  background: var(--page-ground) }
 table.matrix thead th { text-align: right }
-table.matrix thead th:first-child { text-align: left }
+table.matrix thead th[rowspan]:first-child { text-align: left }
+table.matrix thead th[colspan] { text-align: center }
 table.matrix tr.group th { font-weight: 600; padding-top: .7rem }
-.legend { display: flex; flex-wrap: wrap; gap: .3rem .6rem; font-size: .85rem; padding: 0; margin: .4rem 0; list-style: none }
+.legend { display: flex; flex-wrap: wrap; gap: .3rem .6rem; font-size: .85rem; padding: 0; margin: .4rem 0;
+  list-style: none }
 .legend li { border-radius: .25rem; padding: .05rem .5rem }
 .bar { display: block; height: .55rem; background: var(--notrun-ground); border-radius: .3rem; overflow: hidden;
   min-width: 6rem; width: 12rem; max-width: 100%; border: 1px solid var(--line) }
@@ -87,7 +94,7 @@ article { border: 1px solid var(--line); border-left: .35rem solid var(--failed)
   padding: .8rem 1rem; margin: .9rem 0 }
 article.error-case { border-left-color: var(--error) }
 article .reason { font-weight: 600 }
-table.tokens td.token { min-width: 6rem; overflow-wrap: anywhere; word-break: break-word }
+table.tokens td.token { min-width: 4rem; overflow-wrap: anywhere; word-break: break-word }
 table.tokens td.id { text-align: right; color: var(--soft) }
 table.tokens tr.first td, table.tokens tr.first th { background: var(--failed-ground); color: var(--failed);
   font-weight: 600 }
@@ -105,7 +112,8 @@ footer { margin-top: 2.5rem; font-size: .85rem; color: var(--soft) }
   .verdict strong { display: block }
   table { font-size: .8rem }
   th, td { padding: .2rem .35rem }
-  table.matrix td { min-width: 2.6rem; padding: .16rem .25rem }
+  table.matrix td { min-width: 2.3rem; padding: .16rem .2rem }
+  table.matrix th { padding: .16rem .2rem }
   table.matrix td small { display: none }
   table.matrix td b { margin-right: .15rem }
   article { padding: .6rem .6rem }
@@ -115,6 +123,7 @@ footer { margin-top: 2.5rem; font-size: .85rem; color: var(--soft) }
 @media print {
   body { max-width: none; padding: 0; font-size: 10pt; print-color-adjust: exact; -webkit-print-color-adjust: exact }
   .scroll { overflow: visible }
+  caption span { max-width: none }
   tr, pre, .verdict { break-inside: avoid }
   h2, h3, h4 { break-after: avoid }
   details::details-content { content-visibility: visible; display: block }

@@ -22,7 +22,7 @@ Child = Html | str | int | None
 
 _VOID = frozenset({"br", "meta"})
 # What a person should see for the characters that are common in token texts.
-_MARKS = {" ": "\u2423", "\n": "\u23ce", "\t": "\u21e5", "\r": "\u240d"}
+_MARKS = {" ": "\u2423", "\n": "\u23ce", "\t": "\u21e5", "\r": "\u27e8CR\u27e9"}
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"})
 
 
@@ -37,6 +37,11 @@ def element(name: str, /, *children: Child, **attributes: Attribute) -> Html:
 def join(*children: Child) -> Html:
     """The children one after the other; None adds nothing."""
     return Html("".join(_escaped(child) for child in children if child is not None))
+
+
+def caption(text: str) -> Html:
+    """A table's caption that stays in sight while a wide table is scrolled."""
+    return element("caption", element("span", text))
 
 
 def visible(text: str) -> Html:
@@ -64,8 +69,7 @@ def visible(text: str) -> Html:
 def _mark(character: str) -> str:
     if character in _MARKS:
         return _MARKS[character]
-    code = ord(character)
-    return chr(0x2400 + code) if code < 0x20 else f"\u27e8U+{code:04X}\u27e9"
+    return f"\u27e8U+{ord(character):04X}\u27e9"  # the control pictures of U+2400 are in few fonts
 
 
 def _escaped(child: Html | str | int) -> str:
