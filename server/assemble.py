@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from kvcache.ledger import Ledger
 from kvcache.manager import KVCacheManager
 from kvcache.memory import available_bytes
 from kvcache.storage import KVStorage, blocks_in_budget, bytes_per_block
@@ -73,7 +74,10 @@ def assemble(settings: Settings, loaded: LoadedModel, names: tuple[str, ...]) ->
         )
     k = settings.num_speculative_tokens
     num_blocks = _num_blocks(settings, loaded, max_model_len)
-    manager = KVCacheManager(num_blocks, settings.block_size, enable_prefix_cache=settings.enable_prefix_cache)
+    ledger = Ledger(num_blocks, settings.block_size) if settings.ledger else None
+    manager = KVCacheManager(
+        num_blocks, settings.block_size, enable_prefix_cache=settings.enable_prefix_cache, observer=ledger
+    )
     planes = loaded.executor.planes
     storage = KVStorage(planes, num_blocks=num_blocks, block_size=settings.block_size, device=info.device)
     loaded.executor.bind(storage)
@@ -93,6 +97,7 @@ def assemble(settings: Settings, loaded: LoadedModel, names: tuple[str, ...]) ->
         default_drafter=settings.drafter if k else None,
         sampler=sampler,
         max_model_len=max_model_len,
+        ledger=ledger,
     )
     tokenizer = loaded.tokenizer
     scheduler = Scheduler(

@@ -100,6 +100,12 @@ class Settings(BaseSettings):
         "sequences of `max_model_len` tokens, at most a quarter of the free memory.",
     )
     enable_prefix_cache: bool = Field(True, description="Share KV blocks between requests that begin alike.")
+    ledger: bool = Field(
+        False,
+        description="For debugging: check before every forward, against a record of what was written where, that each "
+        "row reads the right token at every position. A violation fails the requests of its step and is logged, with "
+        "the token ids of one position.",
+    )
 
     # --- scheduling ---
     max_num_seqs: int = Field(32, ge=1, le=4096, description="Most sequences in one step.")

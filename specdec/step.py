@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kvcache.ledger import Ledger
 from kvcache.manager import KVCacheManager
 from kvcache.storage import KVStorage
 from model.batch import PackedBatch, RowSpan
@@ -33,6 +34,7 @@ from specdec.constraint import TokenConstraint
 from specdec.drafters.base import Drafter, DraftRequest
 from specdec.drafting import Drafting
 from specdec.errors import ErrorType, SamplingError
+from specdec.ledger_hook import check_forward, settle
 from specdec.logprobs import token_logprobs
 from specdec.plan import PlanItem, SequenceOutput, StepPlan, StepResult, StepStats, TokenLogprobs
 from specdec.rival import rival_gap
@@ -77,7 +79,7 @@ class SpeculativeStep:
 
     ``storage`` must be bound to ``executor``; ``manager`` owns the blocks of every table in a plan. ``default_k`` is
     the draft length of sequences that ask for none (None: whatever the plan allows). ``max_model_len`` defaults to
-    the model's.
+    the model's. ``ledger``, if given, is also the manager's observer; it checks every forward.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class SpeculativeStep:
         sampler: Sampler | None = None,
         constraint: TokenConstraint | None = None,
         max_model_len: int | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         if default_k is not None and default_k < 0:
             raise ValueError(f"the draft length is not negative, got {default_k}")
@@ -106,6 +109,7 @@ class SpeculativeStep:
         self._constraint = constraint
         self._max_model_len = info.max_model_len if max_model_len is None else max_model_len
         self._states: dict[int, SamplingState] = {}
+        self._ledger = ledger
 
     @property
     def num_drafter_failures(self) -> int:
@@ -116,7 +120,8 @@ class SpeculativeStep:
         """Run one step. Mutates the plan's sequences (``tokens``, ``num_computed``) and tables; see StepResult.
 
         A sequence that cannot be sampled gets an ``error`` and keeps its state. An exception of the executor, or a
-        plan that leaves its block tables, is raised and leaves every sequence as it was.
+        plan that leaves its block tables, is raised and leaves every sequence as it was. So is a LedgerError, but for
+        one about the step's own commits, which comes last.
         """
         if not plan.items:
             return StepResult((), StepStats())
@@ -124,14 +129,20 @@ class SpeculativeStep:
         work = self._draft(plan)
         marks.append(time.perf_counter())
         batch = self._build(work)
+        if self._ledger is not None:
+            check_forward(self._ledger, batch, [(one.sequence, one.drafts) for one in work])
         marks.append(time.perf_counter())
         logits = self._executor.forward(batch).logits
         if logits.shape[1] > self._vocab_size:
             logits = logits[:, : self._vocab_size].contiguous()
         marks.append(time.perf_counter())
-        self._accept(work, logits)
-        marks.append(time.perf_counter())
-        outputs = tuple(self._apply(one) for one in work)
+        try:
+            self._accept(work, logits)
+            marks.append(time.perf_counter())
+            outputs = tuple(self._apply(one) for one in work)
+        finally:
+            if self._ledger is not None:
+                settle(self._ledger, [one.sequence for one in work])
         marks.append(time.perf_counter())
         self._sync(work)
         marks.append(time.perf_counter())

@@ -8,15 +8,25 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before anything imports the hub'
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Idle threads sleep at once: two programs whose threads spin for each other's cores cost ten times and more.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Every engine of the tests checks every slot that it reads or writes.
+os.environ.setdefault("TRUEDRAFT_LEDGER", "1")
 
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.specdec.gtest import Family
+
 # The machine decides how long an example takes, so no deadline; a failure is printed as a line that replays it.
 settings.register_profile("truedraft", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("truedraft")
+
+
+@pytest.fixture(scope="session")
+def family() -> Family:
+    """All distribution tests of a run, which share one error rate."""
+    return Family()
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from kvcache.ledger import Ledger
 from kvcache.manager import KVCacheManager
 from kvcache.storage import KVStorage, PlaneSpec
 from model.batch import PackedBatch
@@ -222,7 +223,8 @@ class Bench:
     ) -> None:
         self.executor: Executor = ToyExecutor() if executor is None else executor
         self.k = k
-        self.manager = KVCacheManager(num_blocks, block_size)
+        self.ledger = Ledger(num_blocks, block_size)
+        self.manager = KVCacheManager(num_blocks, block_size, observer=self.ledger)
         self.storage = KVStorage(self.executor.planes, num_blocks=num_blocks, block_size=block_size)
         self.executor.bind(self.storage)
         self.drafter = drafter
@@ -237,6 +239,7 @@ class Bench:
             sampler=sampler,
             constraint=constraint,
             max_model_len=max_model_len,
+            ledger=self.ledger,
         )
         self.sequences: dict[int, Sequence] = {}
         self.results: dict[int, Result] = {}

@@ -1,0 +1,208 @@
+"""What a forward will do, laid out flat for the ledger, once the batch's own arrays are found to make sense."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcache.table import BlockTable
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardRows:
+    """The tensors of the batch that goes to the executor (model.batch.PackedBatch), as numpy arrays."""
+
+    input_ids: Ints  # [T]
+    positions: Ints  # [T]
+    slots: Ints  # [T]
+    row_starts: Ints  # [S + 1]; rows behind the last are dummies
+    block_tables: Ints  # [S, max_blocks]
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a sequence of the batch says of itself: its tokens so far, and what was drafted behind them."""
+
+    seq_id: int
+    table: BlockTable  # whose blocks they are; its contents are not looked at
+    tokens: Sequence[int]
+    drafts: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepView:
+    """``T`` rows of ``S`` sequences; ``C`` positions of their contexts, each sequence's 0 .. its newest row."""
+
+    seq_ids: Ints  # [S]
+    starts: Ints  # [S] position of the first row
+    row_starts: Ints  # [S + 1]
+    row_sequences: Ints  # [T] index of the sequence
+    positions: Ints  # [T]
+    token_ids: Ints  # [T]
+    slots: Ints  # [T]
+    blocks: Ints  # [S, max_blocks]
+    num_blocks: Ints  # [S] blocks that the context takes
+    context_bounds: Ints  # [S + 1]
+    read_sequences: Ints  # [C]
+    read_positions: Ints  # [C]
+    read_slots: Ints  # [C]
+    read_tokens: Ints  # [C] what must stand there
+
+    @property
+    def context_starts(self) -> Ints:
+        """[S]"""
+        return self.context_bounds[:-1]
+
+
+class Raise(Protocol):
+    """Raises LedgerError."""
+
+    def __call__(
+        self,
+        kind: str,
+        seq_id: int,
+        expected: str,
+        found: str,
+        *,
+        position: int = ...,
+        block: int = ...,
+        slot: int = ...,
+    ) -> NoReturn: ...
+
+
+def look(rows: ForwardRows, claims: Sequence[Claim], lengths: Sequence[int], num_blocks: int, fail: Raise) -> StepView:
+    """Lay out ``rows``. ``lengths``: leading positions of each sequence that have verified KV.
+
+    Calls ``fail`` for rows that do not fit the claims, a position id or a token that is not the one to come, and a
+    row that would be written to another slot than the one from which its position is read.
+    """
+    size, starts = rows.block_size, rows.row_starts.astype(np.int64)
+    counts = np.diff(starts)
+    if len(counts) != len(claims) or len(rows.block_tables) != len(claims) or starts[0] != 0 or (counts < 1).any():
+        fail("rows", -1, f"rows of {len(claims)} sequences", f"row_starts {starts.tolist()}")
+    num_rows = int(starts[-1])
+    dummies = rows.slots[num_rows:]
+    if num_rows > len(rows.slots) or ((dummies < num_blocks * size) | (dummies >= (num_blocks + 1) * size)).any():
+        fail("dummy row", -1, "slots of the scratch block", f"slots {dummies.tolist()} behind {num_rows} rows")
+    seq_ids = np.array([claim.seq_id for claim in claims], dtype=np.int64)
+    sequences = np.repeat(np.arange(len(claims)), counts)
+    positions, ids, slots = (array[:num_rows] for array in (rows.positions, rows.input_ids, rows.slots))
+    first, ends = positions[starts[:-1]], positions[starts[1:] - 1] + 1
+    _check_rows(claims, lengths, positions, ids, starts, sequences, seq_ids, fail)
+
+    bounds = np.concatenate([[0], np.cumsum(ends)])
+    read_sequences = np.repeat(np.arange(len(claims)), ends)
+    read_positions = np.arange(bounds[-1]) - bounds[read_sequences]
+    tables = rows.block_tables.astype(np.int64)
+    needed = -(-ends // size)
+    if (needed > tables.shape[1]).any():
+        s = int((needed > tables.shape[1]).argmax())
+        fail("block table too short", int(seq_ids[s]), f"{needed[s]} blocks", f"{tables.shape[1]}")
+    read_slots = tables[read_sequences, read_positions // size] * size + read_positions % size
+    tokens = np.fromiter(chain.from_iterable(_known(c, int(n)) for c, n in zip(claims, ends, strict=True)), np.int64)
+    written = tables[sequences, positions // size] * size + positions % size
+    if (written != slots).any():
+        row = int((written != slots).argmax())
+        fail(
+            "slot mapping",
+            int(seq_ids[sequences[row]]),
+            f"slot {written[row]}, from which the position is read",
+            f"slot {slots[row]}",
+            position=int(positions[row]),
+            block=int(slots[row]) // size,
+            slot=int(slots[row]),
+        )
+    return StepView(
+        seq_ids=seq_ids,
+        starts=first,
+        row_starts=starts,
+        row_sequences=sequences,
+        positions=positions,
+        token_ids=ids,
+        slots=slots,
+        blocks=tables,
+        num_blocks=needed,
+        context_bounds=bounds,
+        read_sequences=read_sequences,
+        read_positions=read_positions,
+        read_slots=read_slots,
+        read_tokens=tokens,
+    )
+
+
+def _check_rows(
+    claims: Sequence[Claim],
+    lengths: Sequence[int],
+    positions: Ints,
+    ids: Ints,
+    starts: Ints,
+    sequences: Ints,
+    seq_ids: Ints,
+    fail: Raise,
+) -> None:
+    """Position ids follow on each other and on what is verified, and each row holds the token of its position.
+
+    Rows that begin too far to the right are left to the check of the reads, which finds the hole.
+    """
+    offsets = np.arange(len(ids)) - starts[sequences]
+    # The last known token of a sequence always runs again: its logits are wanted.
+    due = np.array([min(n, len(c.tokens) - 1) for n, c in zip(lengths, claims, strict=True)])
+    expected = due[sequences] + offsets
+    wrong = (positions != positions[starts[sequences]] + offsets) | (positions < expected)
+    for s, claim in enumerate(claims):
+        part = slice(int(starts[s]), int(starts[s + 1]))
+        begin, count = int(positions[part][0]), int(starts[s + 1] - starts[s])
+        known = np.array(_span(claim, begin, count) if begin >= 0 else [], dtype=np.int64)
+        wrong[part][: len(known)] |= ids[part][: len(known)] != known
+        wrong[part][len(known) :] = True  # no token is known for them
+    if not wrong.any():
+        return
+    row = int(wrong.argmax())
+    claim, position, due_here, token = claims[sequences[row]], int(positions[row]), int(expected[row]), int(ids[row])
+    at_due = _span(claim, due_here, 1)
+    here = _span(claim, position, 1) if position >= 0 else []
+    seq_id = int(seq_ids[sequences[row]])
+    if position != due_here and (at_due == [token] or here == [token]):
+        fail("position id", seq_id, f"position {due_here}", f"position {position} (token {token})", position=position)
+    fail("input id", seq_id, f"token {here[0] if here else 'none'}", f"token {token}", position=position)
+
+
+def _span(claim: Claim, begin: int, count: int) -> list[int]:
+    """Tokens at positions ``begin`` .., drafts behind the known ones."""
+    known = len(claim.tokens)
+    return [*claim.tokens[begin : begin + count], *claim.drafts[max(0, begin - known) : max(0, begin + count - known)]]
+
+
+def _known(claim: Claim, count: int) -> Sequence[int]:
+    """The first ``count`` tokens."""
+    return claim.tokens[:count] if count <= len(claim.tokens) else _span(claim, 0, count)
+
+
+def digests(positions: Ints, token_ids: Ints, bounds: Ints) -> NDArray[np.uint64]:
+    """For each entry a digest of all (position, token) up to it, from the start of its part (``bounds``) on.
+
+    Sums of mixed 64-bit words: adding a digest of what stands before gives that of the whole.
+    """
+    mixed = _mix(positions, token_ids)
+    sums: NDArray[np.uint64] = np.cumsum(mixed, dtype=np.uint64)
+    before = np.concatenate([np.zeros(1, dtype=np.uint64), sums])[bounds[:-1]]
+    found: NDArray[np.uint64] = sums - np.repeat(before, np.diff(bounds))
+    return found
+
+
+def _mix(positions: Ints, token_ids: Ints) -> NDArray[Any]:
+    """splitmix64's finaliser."""
+    x: NDArray[Any] = (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    x = x ^ ((token_ids.astype(np.uint64) + np.uint64(1)) * np.uint64(0xD1B54A32D192ED03))
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    x = x ^ (x >> np.uint64(31))
+    return x

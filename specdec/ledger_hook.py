@@ -1,0 +1,52 @@
+"""How a step asks the ledger: the batch that goes to the executor, not the plan it was made from."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence as Seq
+
+import numpy as np
+from torch import Tensor
+
+from kvcache.ledger import Ledger, LedgerError
+from kvcache.ledger_rows import Claim, ForwardRows, Ints
+from model.batch import PackedBatch
+from specdec.sequence import Sequence
+
+logger = logging.getLogger(__name__)
+
+
+def check_forward(ledger: Ledger, batch: PackedBatch, drafted: Seq[tuple[Sequence, Seq[int]]]) -> None:
+    """``batch`` is about to run for these sequences and their drafts. Logs and raises LedgerError."""
+    rows = ForwardRows(
+        input_ids=_ints(batch.input_ids),
+        positions=_ints(batch.positions),
+        slots=_ints(batch.slot_mapping),
+        row_starts=_ints(batch.row_starts),
+        block_tables=_ints(batch.block_tables),
+        block_size=batch.block_size,
+    )
+    claims = [Claim(sequence.seq_id, sequence.table, sequence.tokens, drafts) for sequence, drafts in drafted]
+    try:
+        ledger.check(rows, claims)
+    except LedgerError as error:
+        _log(error)
+        raise
+
+
+def settle(ledger: Ledger, sequences: Seq[Sequence]) -> None:
+    """The outcome of that forward is applied to ``sequences``. Logs and raises LedgerError."""
+    try:
+        ledger.settle([sequence.tokens for sequence in sequences])
+    except LedgerError as error:
+        _log(error)
+        raise
+
+
+def _log(error: LedgerError) -> None:
+    logger.error("%s", error, extra=error.violation.facts())
+
+
+def _ints(tensor: Tensor) -> Ints:
+    found: Ints = tensor.numpy().astype(np.int64, copy=False)
+    return found
