@@ -3,6 +3,7 @@
 # make test    run the tests; a part of them: make test ARGS="tests/kvcache -k prefix"
 # make lint    ruff, mypy and the import rules
 #
+# WORKERS      processes that run the tests, 2 by default; 0 runs them in one (for a debugger)
 # TORCH_INDEX  another wheel index for torch. On Linux pip's default is the CUDA build (gigabytes); for the CPU build:
 #              make serve TORCH_INDEX=https://download.pytorch.org/whl/cpu
 # PYTHON       the Python that makes .venv, 3.11 or newer
@@ -13,6 +14,7 @@ PYTHON := $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
 endif
 VENV ?= .venv
 TORCH_INDEX ?=
+WORKERS ?= 2
 ARGS ?=
 
 BIN := $(VENV)/bin
@@ -45,7 +47,7 @@ serve: $(STAMP)
 	@exec $(BIN)/truedraft serve $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
