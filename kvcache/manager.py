@@ -12,8 +12,8 @@ Ordering contract. There is no lock: exactly one thread may use the manager at a
 belongs to the model thread (which commits and truncates); between steps to the scheduler (which matches, reserves,
 frees and reads stats). The awaited step is the handover. ``commit`` comes after acceptance, before ``truncate``.
 
-Private blocks lie behind the pool's. A private table takes its blocks from there alone and never meets the prefix cache,
-so whatever runs in one (an audit) cannot take a block from the others, nor a cached prefix, nor share one.
+Private blocks lie behind the pool's. A private table takes its blocks from there alone and never meets the prefix
+cache, so whatever runs in one (an audit) cannot take a block from the others, nor a cached prefix, nor share one.
 
 ::
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from scheduler.audit import Trail
 from scheduler.request import ChoiceTiming, EngineRequest, TextFilter
 from specdec.plan import SequenceOutput, TokenLogprobs
 from specdec.sequence import Sequence
@@ -60,6 +61,7 @@ class Choice:
         "sequence",
         "state",
         "text_filter",
+        "trail",
     )
 
     def __init__(
@@ -85,6 +87,7 @@ class Choice:
         self._accepted_histogram = [0] * (max_drafts + 1)
         self._per_step_drafted: list[int] = []
         self._per_step_accepted: list[int] = []
+        self.trail: Trail | None = None  # kept only for a choice that will be audited
         # Prompt tokens 1.., collected over the chunks; None: not asked for, or handed over already.
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
         if sequence.params.prompt_logprobs is not None:

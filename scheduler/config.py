@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from scheduler.audit import AuditConfig
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
@@ -20,6 +22,7 @@ class SchedulerConfig:
     max_waiting_requests: int = 256  # requests of which no choice has run yet
     max_waiting_tokens: int | None = None  # prompt tokens of these requests; None: no bound
     preempt_every_step: bool = False  # for tests: see scheduler.preemption
+    audit: AuditConfig | None = None  # None: no audits, at no cost
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_waiting_requests"):

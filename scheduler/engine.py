@@ -133,6 +133,7 @@ class Engine:
         itself and the model thread is done. If it is not, the thread still runs: leave the process with os._exit.
         """
         self._closing = True
+        self.scheduler.close_audits()
         if self._task is None:
             self._thread.shutdown(wait=False)
             return not self._handles
@@ -249,6 +250,7 @@ class Engine:
         self._unhealthy_reason = reason
         logger.error("the engine is unhealthy: %s", reason)
         try:
+            self.scheduler.close_audits("fault")
             events = self.scheduler.abort_all(reason)
         except Exception:
             logger.exception("requests could not be ended in order")

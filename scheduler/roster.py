@@ -15,14 +15,14 @@ sequences and the KV manager belong to it: what ends meanwhile is only marked, a
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from kvcache.manager import KVCacheManager
 from scheduler.choice import Choice, ChoiceState, RequestGroup
 from scheduler.queue import WaitingQueue
 from scheduler.stats import FinishedChoice, StepTally
 from specdec.plan import StepPlan
-from specdec.sequence import Sequence
+from specdec.sequence import Sequence as DecodedSequence
 
 
 class Roster:
@@ -38,7 +38,7 @@ class Roster:
         self.tally = StepTally()
         self.num_unstarted = 0  # requests of which no choice has run
         self.unstarted_tokens = 0  # their prompt tokens
-        self._doomed: list[Sequence] = []
+        self._doomed: list[DecodedSequence] = []
         # The head of the queue that found no room, and how many blocks were available then.
         self._blocked: tuple[Choice, int] | None = None
 
@@ -164,8 +164,8 @@ class Roster:
             self._let_go(sequence)
         self._doomed.clear()
 
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless seats, queue, groups and blocks agree."""
+    def check_integrity(self, others: Sequence[DecodedSequence] = ()) -> None:
+        """Raise AssertionError unless seats, queue, groups and blocks agree; ``others`` hold blocks too."""
         ranks = [choice.rank for choice in self.running]
         assert ranks == sorted(ranks), ranks
         assert len(self.running) <= self.max_num_seqs, len(self.running)
@@ -190,9 +190,9 @@ class Roster:
         assert self.unstarted_tokens == sum(len(request.prompt_token_ids) for request in unstarted)
         assert self.in_flight is not None or not self._doomed
         holders = [choice.sequence for choice in self.running] + self._doomed
-        self.manager.check_integrity(sequence.table for sequence in holders)
+        self.manager.check_integrity(sequence.table for sequence in (*holders, *others))
 
-    def _let_go(self, sequence: Sequence) -> None:
+    def _let_go(self, sequence: DecodedSequence) -> None:
         self.manager.free(sequence.table)
         self.released.append(sequence.seq_id)
 

@@ -9,11 +9,8 @@ A step is three calls::
 Between ``schedule`` and ``apply`` (or ``fail``) the planned sequences and the KV manager belong to the step; ``add``
 and ``abort`` may be called all the same, and touch neither.
 
-Order. Everything goes by rank: priority (lower first), then arrival. Each step serves the running choices that
-decode, then the running ones that still compute known tokens, then admits from the waiting queue, whose head nobody
-overtakes. When blocks run out, drafts are done without first; then the running choice of the worst rank is preempted:
-its blocks go back and it computes its tokens, outputs too, again later. Thus the running choice of the best rank moves
-on in every step, and as any single choice fits into the pool (``add`` sees to that), all end.
+Which rows a step runs is decided by scheduler.planner. Audits (scheduler.audits) come behind that, in rows that are
+left over: the live part of a plan is the same without them.
 """
 
 from __future__ import annotations
@@ -22,13 +19,15 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import count, islice
+from itertools import count
 
 from kvcache.manager import KVCacheManager
-from scheduler.budget import draft_allowance, share_drafts
-from scheduler.choice import Choice, ChoiceState, RequestGroup
+from scheduler.admission import check_form, check_room, check_size
+from scheduler.audit import AuditFinding, AuditStatus, Trail
+from scheduler.audits import Audits
+from scheduler.choice import Choice, RequestGroup
 from scheduler.config import SchedulerConfig
-from scheduler.errors import QueueFull, RequestTooLarge
+from scheduler.planner import Planner
 from scheduler.preemption import ForcedPreemption, PreemptEveryStep, PreemptNever
 from scheduler.request import ChoiceEvent, EngineRequest, TextDecision, TextFilterFactory
 from scheduler.roster import Roster
@@ -57,15 +56,27 @@ class Scheduler:
         self._text_filters = text_filters
         self._clock = clock
         default: ForcedPreemption = PreemptEveryStep() if config.preempt_every_step else PreemptNever()
-        self._forced = default if forced_preemption is None else forced_preemption
+        forced = default if forced_preemption is None else forced_preemption
         self._roster = Roster(manager, config.max_num_seqs)
+        self._planner = Planner(config, manager, self._roster, forced)
         self._seq_ids = count()
         self._arrivals = count()
+        self._audits: Audits | None = None
+        if config.audit is not None and config.audit.rate > 0.0:
+            self._audits = Audits(
+                config.audit,
+                manager,
+                text_filters,
+                token_budget=config.max_num_batched_tokens,
+                next_seq_id=lambda: next(self._seq_ids),
+            )
 
     @property
     def has_work(self) -> bool:
-        """An unfinished choice, or a step that was not applied yet."""
-        return bool(self._roster.choices) or self._roster.in_flight is not None
+        """An unfinished choice, an audit, or a step that was not applied yet."""
+        if self._roster.choices or self._roster.in_flight is not None:
+            return True
+        return self._audits is not None and self._audits.has_work
 
     @property
     def num_running(self) -> int:
@@ -88,21 +99,22 @@ class Scheduler:
 
     @property
     def has_unreported(self) -> bool:
-        """A choice finished since the last record."""
-        return bool(self._roster.tally.finished)
+        """A choice finished or an audit ended since the last record."""
+        return bool(self._roster.tally.finished) or (self._audits is not None and bool(self._audits.findings))
+
+    @property
+    def audit_status(self) -> AuditStatus | None:
+        """None without audits."""
+        return None if self._audits is None else self._audits.status
+
+    def close_audits(self, reason: str = "shutting_down") -> None:
+        """Drop the audits that wait or run, and take no more. May be called during a step."""
+        if self._audits is not None:
+            self._audits.close(reason)
 
     def check_room(self, num_requests: int = 1, num_prompt_tokens: int = 0) -> None:
         """Raises QueueFull unless so many more requests may wait. Changes nothing."""
-        config, waiting, tokens = self.config, self._roster.num_unstarted, self._roster.unstarted_tokens
-        if waiting + num_requests > config.max_waiting_requests:
-            raise QueueFull(f"{waiting} requests are waiting, the limit is {config.max_waiting_requests}", "queue_full")
-        # An empty queue takes any prompt: else a long one could never come in.
-        bound = config.max_waiting_tokens
-        if bound is not None and waiting and tokens + num_prompt_tokens > bound:
-            raise QueueFull(
-                f"{tokens} prompt tokens are waiting, {num_prompt_tokens} more exceed the limit of {bound}",
-                "queue_tokens",
-            )
+        check_room(num_requests, num_prompt_tokens, self.config, self._roster)
 
     def add(self, request: EngineRequest) -> None:
         """Queue all choices of ``request``.
@@ -110,12 +122,8 @@ class Scheduler:
         Raises ValueError for a malformed request or an id that is in use, RequestTooLarge if a choice could never run,
         QueueFull if too many wait. After an exception nothing has changed.
         """
-        if request.request_id in self._roster.groups:
-            raise ValueError(f"request id {request.request_id!r} is in use")
-        indices = [spec.index for spec in request.choices]
-        if not indices or len(set(indices)) != len(indices):
-            raise ValueError(f"a request needs choices with different indices, got {indices}")
-        self._check_size(len(request.prompt_token_ids), max(spec.params.max_tokens for spec in request.choices))
+        check_form(request, self._roster)
+        check_size(request, self.config, self._manager)
         self.check_room(1, len(request.prompt_token_ids))
 
         group = RequestGroup(request, next(self._arrivals))
@@ -128,7 +136,10 @@ class Scheduler:
                 next(self._seq_ids), list(request.prompt_token_ids), spec.params, self._manager.new_table(salt)
             )
             text_filter = self._text_filters(request, spec.index)
-            group.choices.append(Choice(group, spec.index, sequence, text_filter, max_drafts))
+            choice = Choice(group, spec.index, sequence, text_filter, max_drafts)
+            if self._audits is not None and self._audits.chosen(request.request_id, spec.index):
+                choice.trail = Trail()
+            group.choices.append(choice)
         self._roster.add(group)
 
     def abort(self, request_id: str, error: str | None = None) -> list[ChoiceEvent]:
@@ -154,37 +165,13 @@ class Scheduler:
         roster = self._roster
         if roster.in_flight is not None:
             raise RuntimeError("the step before was not applied")
-        for choice in self._forced.select(list(roster.running)):
-            roster.preempt(choice)
-        decoding = self._reserve_decode([choice for choice in roster.running if choice.sequence.decoding])
-        prefilling = [choice for choice in roster.running if not choice.sequence.decoding]
-
-        rows_left = self.config.max_num_batched_tokens - len(decoding)
-        drafts_left = draft_allowance(rows_left, self._pending_prefill(prefilling))
-        grants = share_drafts([self._wanted_drafts(choice) for choice in decoding], drafts_left)
-        rows_left -= sum(grants)
-        drafts_left -= sum(grants)
-
-        prefill_items: list[PlanItem] = []
-        now = self._clock()
-        while rows_left > 0:
-            behind = prefilling.pop(0) if prefilling else roster.admit(now)
-            if behind is None:
-                break
-            item = self._plan_prefill(behind, rows_left, drafts_left)
-            prefill_items.append(item)
-            rows_left -= item.num_tokens + item.max_drafts
-            drafts_left -= item.max_drafts
-        # Lookahead slots come last: no draft may take the block that somebody needs.
-        decode_items = [
-            PlanItem(choice.sequence, 1, self._reserve_drafts(choice.sequence, grant))
-            for choice, grant in zip(decoding, grants, strict=True)
-        ]
-
+        decode_items, prefill_items = self._planner.plan(self._clock())
         items = decode_items + prefill_items
+        if not items and roster.choices:
+            raise RuntimeError(f"{len(roster.choices)} choices wait and none can run")
+        if self._audits is not None:
+            items = items + self._plan_audits(items)
         if not items:
-            if roster.choices:
-                raise RuntimeError(f"{len(roster.choices)} choices wait and none can run")
             return None
         roster.tally.num_decode_tokens += len(decode_items)
         roster.tally.num_prefill_tokens += sum(item.num_tokens for item in prefill_items)
@@ -197,28 +184,36 @@ class Scheduler:
         The step must forget what it keeps of them, in the model thread, before it runs the plan made last.
         """
         released, self._roster.released = self._roster.released, []
+        if self._audits is not None:
+            released += self._audits.released
+            self._audits.released.clear()
         return released
 
     def apply(self, plan: StepPlan, result: StepResult) -> list[ChoiceEvent]:
-        """Commit what the step did; returns the events in the order of the plan.
+        """Commit what the step did; returns the events in the order of the plan. Audits have none.
 
         A choice that was aborted meanwhile has no event. A choice whose output holds an error, or whose text filter
         fails, ends alone. Raises ValueError if the result does not belong to the plan: then nothing can be trusted.
         """
-        self._roster.end_step(plan)
+        self._end_step(plan)
         if [output.seq_id for output in result.outputs] != [item.sequence.seq_id for item in plan.items]:
             raise ValueError("the step's outputs are not those of the plan")
         now = self._clock()
         events = []
         for item, output in zip(plan.items, result.outputs, strict=True):
             choice = self._roster.choices.get(output.seq_id)
-            if choice is not None and (event := self._apply_output(choice, item, output, now)) is not None:
+            if choice is None:
+                if self._audits is not None:
+                    self._audits.apply(item, output)
+            elif (event := self._apply_output(choice, item, output, now)) is not None:
                 events.append(event)
         return events
 
     def fail(self, plan: StepPlan, error: str) -> list[ChoiceEvent]:
-        """The step raised: end every request that was part of it with ``error``."""
-        self._roster.end_step(plan)
+        """The step raised: end every request that was part of it with ``error``, and drop its audits."""
+        self._end_step(plan)
+        if self._audits is not None:
+            self._audits.fail(plan.items)
         choices = [self._roster.choices.get(item.sequence.seq_id) for item in plan.items]
         request_ids = dict.fromkeys(choice.group.request.request_id for choice in choices if choice is not None)
         return [event for request_id in request_ids for event in self.abort(request_id, error)]
@@ -233,6 +228,9 @@ class Scheduler:
     ) -> StepRecord:
         """The numbers since the last record. Call it after ``apply`` or ``fail``, never during a step."""
         tally, self._roster.tally = self._roster.tally, StepTally()
+        findings: tuple[AuditFinding, ...] = ()
+        if self._audits is not None and self._audits.findings:
+            findings, self._audits.findings = tuple(self._audits.findings), []
         running = self._roster.running
         return StepRecord(
             step=step,
@@ -253,72 +251,27 @@ class Scheduler:
             inter_token_seconds=tuple(tally.inter_token_seconds),
             finished=tuple(tally.finished),
             error=error,
+            num_audit_tokens=tally.num_audit_tokens,
+            audits=findings,
         )
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless seats, queue, groups and blocks agree. Not while a step runs elsewhere."""
-        self._roster.check_integrity()
+        self._roster.check_integrity([] if self._audits is None else self._audits.sequences)
+        if self._audits is not None:
+            self._audits.check_integrity()
 
-    def _check_size(self, num_prompt: int, max_tokens: int) -> None:
-        total, manager = num_prompt + max_tokens, self._manager
-        if total > self.config.max_model_len:
-            raise RequestTooLarge(
-                f"{num_prompt} prompt tokens and max_tokens {max_tokens} exceed "
-                f"the context of {self.config.max_model_len} tokens",
-                "context_length",
-            )
-        # The last output token needs no slot: nothing follows it.
-        if not manager.fits(max(num_prompt, total - 1)):
-            raise RequestTooLarge(
-                f"{num_prompt} prompt tokens and max_tokens {max_tokens} can never fit the KV cache "
-                f"of {manager.num_blocks} blocks of {manager.block_size} tokens",
-                "kv_capacity",
-            )
+    def _end_step(self, plan: StepPlan) -> None:
+        self._roster.end_step(plan)
+        if self._audits is not None:
+            self._audits.end_step()
 
-    def _pending_prefill(self, prefilling: list[Choice]) -> int:
-        """Known tokens that could be computed in this step; prefix hits are not foreseen."""
-        pending = sum(choice.sequence.num_uncomputed for choice in prefilling)
-        roster = self._roster
-        if roster.num_seats > 0 and not roster.blocked:
-            pending += sum(len(choice.sequence.tokens) for choice in islice(roster.waiting, roster.num_seats))
-        return pending
-
-    def _wanted_drafts(self, choice: Choice) -> int:
-        """k, but no more than can still be emitted beside the bonus token."""
-        sequence = choice.sequence
-        tokens_left = sequence.params.max_tokens - sequence.num_output_tokens
-        context_left = self.config.max_model_len - len(sequence.tokens)
-        return max(0, min(choice.max_drafts, tokens_left - 1, context_left - 1))
-
-    def _reserve_decode(self, decoding: list[Choice]) -> list[Choice]:
-        """Cover the last token of each, preempting from the worst rank on if need be; returns those still running."""
-        for choice in decoding:
-            table, needed = choice.sequence.table, choice.sequence.num_computed + 1
-            # Those served before have a better rank, so the worst is this one or one behind it.
-            while choice.state is ChoiceState.RUNNING and not self._manager.reserve(table, needed):
-                self._roster.preempt(self._roster.running[-1])
-        return [choice for choice in decoding if choice.state is ChoiceState.RUNNING]
-
-    def _reserve_drafts(self, sequence: Sequence, drafts: int) -> int:
-        """Cover lookahead slots for ``drafts`` behind all known tokens; returns how many there is room for."""
-        known = len(sequence.tokens)
-        if drafts and self._manager.reserve(sequence.table, known + drafts):
-            return drafts
-        return min(drafts, sequence.table.num_slots - known)
-
-    def _plan_prefill(self, choice: Choice, rows_left: int, drafts_left: int) -> PlanItem:
-        """A chunk of known tokens; their blocks were reserved at admission.
-
-        A resumed sequence may speculate in the step that catches up, so a preemption costs it no drafts.
-        """
-        sequence = choice.sequence
-        num_tokens = min(rows_left, sequence.num_uncomputed)
-        drafts = 0
-        if num_tokens == sequence.num_uncomputed and sequence.num_output_tokens:
-            drafts = self._reserve_drafts(
-                sequence, min(self._wanted_drafts(choice), drafts_left, rows_left - num_tokens)
-            )
-        return PlanItem(sequence, num_tokens, drafts)
+    def _plan_audits(self, live: list[PlanItem]) -> list[PlanItem]:
+        assert self._audits is not None
+        live_rows = sum(item.num_tokens + item.max_drafts for item in live)
+        items = self._audits.plan(self.config.max_num_batched_tokens - live_rows, live_rows)
+        self._roster.tally.num_audit_tokens += sum(item.num_tokens for item in items)
+        return items
 
     def _apply_output(self, choice: Choice, item: PlanItem, output: SequenceOutput, now: float) -> ChoiceEvent | None:
         if output.error is not None:
@@ -349,10 +302,12 @@ class Scheduler:
             finish_reason="stop" if decision.stopped else output.finish_reason,
             stop_reason=decision.stop_reason if decision.stopped else output.stop_token_id,
         )
-        if event.finish_reason is None:
-            return event
-        self._roster.finish(choice, event.finish_reason, now)
-        return replace(event, timing=choice.timing(now))
+        if event.finish_reason is not None:
+            self._roster.finish(choice, event.finish_reason, now)
+            event = replace(event, timing=choice.timing(now))
+        if choice.trail is not None and self._audits is not None:
+            self._audits.follow(choice, event)
+        return event
 
     def _note_prompt(self, group: RequestGroup) -> None:
         """Some choice of the group has computed the prompt: its blocks are committed and can be shared."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvcache.manager import KVCacheStats
+from scheduler.audit import AuditFinding
 from scheduler.request import ChoiceTiming
 from specdec.plan import StepStats
 
@@ -33,6 +34,7 @@ class SequenceStep:
 class StepRecord:
     """What happened since the record before. Usually one step; ``step`` is None if only aborts happened, or it raised.
 
+    Audits have their own numbers and are in no other, but for the seconds and for the rows that ``step`` counts.
     Seconds are wall time. Counts are of this record alone, except those in ``kv``, which are since the start. The
     prefix counts of the record are of admitted sequences only; those in ``kv`` count a blocked one at every try.
     """
@@ -55,6 +57,8 @@ class StepRecord:
     inter_token_seconds: tuple[float, ...]  # gap to the tokens before, of the other choices that got some
     finished: tuple[FinishedChoice, ...]
     error: str | None = None  # the step raised
+    num_audit_tokens: int = 0  # rows of audits
+    audits: tuple[AuditFinding, ...] = ()  # that ended
 
     @property
     def num_batched_tokens(self) -> int:
@@ -73,6 +77,7 @@ class StepTally:
     prefix_hits: int = 0
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
+    num_audit_tokens: int = 0
     sequences: list[SequenceStep] = field(default_factory=list)
     first_token_seconds: list[float] = field(default_factory=list)
     inter_token_seconds: list[float] = field(default_factory=list)

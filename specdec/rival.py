@@ -41,7 +41,7 @@ def rival_gap(
         return max(0.0, ahead)
     pair = np.array(sorted((winner, rival)), dtype=np.int64)
     times = dict(zip(pair.tolist(), np.log(exponentials(params.seed, t, pair, len(row))).tolist(), strict=True))
-    race = ahead + params.temperature * (times[rival] - times[winner])
+    race = ahead + params.temperature * float(times[rival] - times[winner])
     kept = candidates(scores, params).token_ids
     winner_out = float(scores[winner]) - _best_without(scores, kept)
     rival_in = 0.0 if rival in kept else float(scores[kept].min() - scores[rival])

@@ -78,6 +78,7 @@ class ToyStep:
         self.kv: dict[int, int] = {}  # slot -> hash of the tokens up to its position
         self.known: set[int] = set()  # sequences it keeps state of
         self.fail_seq_ids: set[int] = set()
+        self.wrong_drafts: set[int] = set()  # output indices at which a draft is accepted although it is wrong
         self.before_run: Callable[[StepPlan], None] = lambda plan: None
 
     def release(self, seq_id: int) -> None:
@@ -106,8 +107,14 @@ class ToyStep:
             return SequenceOutput(sequence.seq_id, error="planted")
         known_end = start + item.num_tokens
         drafts: list[int] = []
-        for _ in range(item.max_drafts if self.accept == 1.0 else self.random.randint(0, item.max_drafts)):
+        wanted = item.max_drafts
+        if wanted and self.accept < 1.0:  # who may not draft does not disturb the dice of the others
+            wanted = self.random.randint(0, wanted)
+        for _ in range(wanted):
             right = next_token(tokens + drafts, params.seed)
+            if sequence.num_output_tokens + len(drafts) in self.wrong_drafts:
+                drafts.append((right + 1) % VOCAB)
+                continue
             drafts.append(right if self.random.random() < self.accept else self.random.randrange(VOCAB))
         self.write(sequence.table, tokens[:known_end] + drafts, start)
         prompt_logprobs = None
@@ -125,6 +132,8 @@ class ToyStep:
             if finish_reason is not None:
                 break
             emitted.append(next_token(tokens + emitted, params.seed))
+            if draft is not None and sequence.num_output_tokens + len(emitted) - 1 in self.wrong_drafts:
+                emitted[-1] = draft
             accepted += emitted[-1] == draft
             if emitted[-1] in params.stop_token_ids:
                 finish_reason, stop_token_id = "stop", emitted[-1]
@@ -221,8 +230,11 @@ class Bench:
         accept: float = 0.6,
         seed: int = 0,
         config: SchedulerConfig | None = None,
+        num_private_blocks: int = 0,
     ) -> None:
-        self.manager = KVCacheManager(num_blocks, block_size, enable_prefix_cache=prefix_cache)
+        self.manager = KVCacheManager(
+            num_blocks, block_size, enable_prefix_cache=prefix_cache, num_private_blocks=num_private_blocks
+        )
         self.config = config or SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=32, max_model_len=64)
         self.time = 0.0
         self.scheduler = Scheduler(self.manager, self.config, ToyFilter, clock=self.tick)
@@ -302,12 +314,18 @@ class Bench:
         stats = self.manager.stats()
         assert stats.used_blocks == 0
         assert stats.free_blocks + stats.cached_blocks == stats.num_blocks
+        assert self.manager.num_private_used == 0
+
+
+def live_items(plan: StepPlan) -> list[PlanItem]:
+    """Without the audits."""
+    return [item for item in plan.items if not item.sequence.table.private]
 
 
 def check_plan(plan: StepPlan, config: SchedulerConfig) -> None:
-    """The limits hold and every row has its slot."""
+    """The limits hold and every row has its slot. Audits have no seat, but are in the token budget."""
     assert plan.items
-    assert len(plan.items) <= config.max_num_seqs
+    assert len(live_items(plan)) <= config.max_num_seqs
     assert len({item.sequence.seq_id for item in plan.items}) == len(plan.items)
     assert sum(item.num_tokens + item.max_drafts for item in plan.items) <= config.max_num_batched_tokens
     for item in plan.items:
