@@ -6,10 +6,13 @@ Needs torch, transformers and numpy only, so that it also runs where the web pac
 from __future__ import annotations
 
 import itertools
+import os
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from kvcache.ledger import Ledger
 from kvcache.manager import KVCacheManager
 from kvcache.storage import KVStorage
 from model.interface import Executor
@@ -20,9 +23,14 @@ from scheduler.scheduler import Scheduler
 from specdec.drafters.base import Drafter
 from specdec.drafters.registry import make_drafter
 from specdec.params import SamplingParams
-from specdec.plan import StepStats, TokenLogprobs
+from specdec.plan import StepPlan, StepResult, StepStats, TokenLogprobs
 from specdec.sampling import Sampler
 from specdec.step import SpeculativeStep
+
+
+def ledger_wanted() -> bool:
+    """Does the environment ask for the ledger, as it does of a server (TRUEDRAFT_LEDGER)?"""
+    return os.environ.get("TRUEDRAFT_LEDGER", "").lower() in ("1", "true", "on", "yes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +44,7 @@ class OfflineConfig:
     prefix_cache: bool = True
     preempt_every_step: bool = False
     kernels: KernelsChoice | None = None  # of the sampler; the executor brings its own
+    ledger: bool = field(default_factory=ledger_wanted)  # check every slot that a forward reads or writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +58,22 @@ class Completion:
     num_cached_tokens: int = field(default=0, compare=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """One request of :meth:`OfflineEngine.run`, with its comings and goings. Steps count from the call on."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    arrival: int = 0  # the step before which it is added
+    abort_after: int | None = None  # steps from its arrival to its abort, unless it has ended by then
+    abort_in_step: bool = False  # the abort comes while a step runs, not between two
+
+
+def in_order(submissions: Sequence[Submission]) -> list[int]:
+    """Indices in the order in which they are added."""
+    return sorted(range(len(submissions)), key=lambda index: submissions[index].arrival)
+
+
 class KeepAll:
     """The text filter of an engine that deals in ids only: commits everything."""
 
@@ -59,13 +84,17 @@ class KeepAll:
 class OfflineEngine:
     """Owns a pool and storage for ``executor`` (which it re-binds). One caller at a time.
 
-    ``drafter`` replaces the one that ``config`` names. Requests get seq_id 0, 1, .. in the order of ``generate``.
+    ``drafter`` replaces the one that ``config`` names. Requests get seq_id 0, 1, .. in the order in which
+    they come.
     """
 
     def __init__(
         self, executor: Executor, config: OfflineConfig, *, num_blocks: int, drafter: Drafter | None = None
     ) -> None:
-        self.manager = KVCacheManager(num_blocks, config.block_size, enable_prefix_cache=config.prefix_cache)
+        self.ledger = Ledger(num_blocks, config.block_size) if config.ledger else None
+        self.manager = KVCacheManager(
+            num_blocks, config.block_size, enable_prefix_cache=config.prefix_cache, observer=self.ledger
+        )
         self.storage = KVStorage(
             executor.planes, num_blocks=num_blocks, block_size=config.block_size, device=executor.info.device
         )
@@ -97,32 +126,68 @@ class OfflineEngine:
 
     def generate(self, requests: Sequence[tuple[Sequence[int], SamplingParams]]) -> list[Completion]:
         """Run all ``requests`` together. Raises RuntimeError if one of them fails."""
-        names = [f"offline-{next(self._ids)}" for _ in requests]
+        return self.run([Submission(tuple(prompt), params) for prompt, params in requests])
+
+    def run(self, submissions: Sequence[Submission]) -> list[Completion]:
+        """Run ``submissions``, which come and go as they say; their completions, of aborted ones what there was.
+
+        Raises RuntimeError if one of them fails. The requests get their seq_ids in the order of ``in_order``.
+        """
+        names = [f"offline-{next(self._ids)}" for _ in submissions]
         events: dict[str, list[ChoiceEvent]] = {name: [] for name in names}
-        for name, (prompt, params) in zip(names, requests, strict=True):
-            self.scheduler.add(
-                EngineRequest(
-                    request_id=name,
-                    prompt_token_ids=tuple(prompt),
-                    choices=(ChoiceSpec(0, params),),
-                    arrival_time=time.monotonic(),
-                    read_prefix_cache=params.prompt_logprobs is None,
-                )
-            )
-        while self.scheduler.has_work:
-            plan = self.scheduler.schedule()
-            if plan is None:
-                raise RuntimeError("the scheduler has work but plans no step")
-            for seq_id in self.scheduler.take_released():
-                self.step.release(seq_id)
-            self.before_step()
-            result = self.step.run(plan)
-            self.steps.append(result.stats)
-            for event in self.scheduler.apply(plan, result):
-                events[event.request_id].append(event)
-            self.after_step()
-            self.num_preemptions += self.scheduler.take_record(result.stats).num_preemptions
+        coming = deque(in_order(submissions))
+        ends: list[tuple[int, int]] = []  # (step, index) of the aborts to come
+        step = 0
+        while coming or self.scheduler.has_work:
+            if not self.scheduler.has_work:
+                step = max(step, submissions[coming[0]].arrival)
+            while coming and submissions[coming[0]].arrival <= step:
+                index = coming.popleft()
+                self._add(names[index], submissions[index])
+                if (steps := submissions[index].abort_after) is not None:
+                    ends.append((step + steps, index))
+            due = [index for end, index in ends if end <= step]
+            ends = [(end, index) for end, index in ends if end > step]
+            for index in due:
+                if not submissions[index].abort_in_step:
+                    events[names[index]] += self.scheduler.abort(names[index])
+            if self.scheduler.has_work:
+                in_step = [names[index] for index in due if submissions[index].abort_in_step]
+                for event in self._step(in_step):
+                    events[event.request_id].append(event)
+            step += 1
         return [_join(events[name]) for name in names]
+
+    def _add(self, name: str, submission: Submission) -> None:
+        self.scheduler.add(
+            EngineRequest(
+                request_id=name,
+                prompt_token_ids=submission.prompt,
+                choices=(ChoiceSpec(0, submission.params),),
+                arrival_time=time.monotonic(),
+                read_prefix_cache=submission.params.prompt_logprobs is None,
+            )
+        )
+
+    def _step(self, aborted: Sequence[str]) -> list[ChoiceEvent]:
+        """One step, in the middle of which the requests ``aborted`` end."""
+        plan = self.scheduler.schedule()
+        if plan is None:
+            raise RuntimeError("the scheduler has work but plans no step")
+        for seq_id in self.scheduler.take_released():
+            self.step.release(seq_id)
+        self.before_step()
+        events = [event for name in aborted for event in self.scheduler.abort(name)]
+        result = self.run_step(plan)
+        self.steps.append(result.stats)
+        events += self.scheduler.apply(plan, result)
+        self.after_step()
+        self.num_preemptions += self.scheduler.take_record(result.stats).num_preemptions
+        return events
+
+    def run_step(self, plan: StepPlan) -> StepResult:
+        """Runs a plan; who wants to see both sides of it overrides this."""
+        return self.step.run(plan)
 
     def before_step(self) -> None:
         """Called when a plan is made and its blocks are reserved; a test may disturb what must not matter."""
