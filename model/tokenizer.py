@@ -1,10 +1,10 @@
-"""The model's own tokenizer, as far as a server needs it: text to ids and back, pieces as bytes. No chat template."""
+"""The model's own tokenizer, as far as a server needs it: text to ids and back, pieces as bytes, chats as texts."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ class Tokenizer:
         self._hf = tokenizer
         self._rust: Any = getattr(tokenizer, "backend_tokenizer", None)
         self._length_bound = None if self._rust is None else TokenLengthBound.of(json.loads(self._rust.to_str()))
-        self._lock = threading.Lock()  # only for tokenizers without a Rust backend
+        self._lock = threading.Lock()  # for the parts written in Python
         if self._rust is not None:  # the Rust tokenizer obeys these on every call
             self._rust.no_truncation()
             self._rust.no_padding()
@@ -59,6 +59,26 @@ class Tokenizer:
             with self._lock:
                 ids.append(list(self._hf.encode(text, add_special_tokens=add_special_tokens)))
         return ids
+
+    def chat_text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None) -> str:
+        """``messages`` in the model's chat template, open for the assistant's answer.
+
+        The text holds its special tokens: encode it without adding any. Raises ModelError, one line, if there is no
+        template or it refuses the messages.
+        """
+        if not getattr(self._hf, "chat_template", None):
+            raise ModelError("the model's tokenizer has no chat template")
+        try:
+            with self._lock:
+                text = self._hf.apply_chat_template(
+                    [dict(message) for message in messages],
+                    tools=None if tools is None else list(tools),
+                    tokenize=False,
+                    add_generation_prompt=True,
+                )
+        except Exception as error:  # whatever a template raises about messages that it does not foresee
+            raise ModelError(f"the chat template refuses the messages: {_first_line(error)}") from error
+        return str(text)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of ``token_ids``, with U+FFFD for bytes that are no UTF-8. Ids without a piece give no text."""

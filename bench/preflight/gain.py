@@ -1,0 +1,46 @@
+"""What speculation is expected to gain: tokens a step against what the step costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.preflight.acceptance import Replay
+from bench.preflight.cost import StepCost
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """Expected tokens/s with speculation / without, of the decode steps, at a batch size."""
+
+    drafter: str
+    batch: int
+    k: int
+    expected: float
+    bound: float  # if every draft were accepted
+
+    @property
+    def pays(self) -> bool:
+        return self.expected > 1.0
+
+
+def expected_gain(replay: Replay, cost: StepCost, batch: float) -> float:
+    """tokens a step x t(B, 0) / t(B, drafted a step). Steps without a draft cost and yield what plain ones do.
+
+    The time of a step is linear between the measured numbers of drafts, so the mean draft stands for the mix.
+    """
+    return replay.tokens_per_step * cost.seconds(batch, 0) / cost.seconds(batch, replay.drafted_per_step)
+
+
+def gains(replays: Sequence[Replay], cost: StepCost) -> list[Gain]:
+    """For every drafter, draft length and measured batch size."""
+    return [
+        Gain(one.drafter, batch, one.k, expected_gain(one, cost, batch), cost.bound(batch, one.k))
+        for one in replays
+        for batch in cost.batches
+    ]
+
+
+def best_replay(replays: Sequence[Replay], cost: StepCost, batch: float) -> Replay | None:
+    """Whichever is expected to gain most at ``batch``."""
+    return max(replays, key=lambda one: expected_gain(one, cost, batch), default=None)
