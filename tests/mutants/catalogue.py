@@ -1,0 +1,18 @@
+"""All mutants, and what the equivalence suite is that is tried on each of them in the long form."""
+
+from __future__ import annotations
+
+from tests.mutants.decoding import DECODING
+from tests.mutants.forward import FORWARD
+from tests.mutants.memory import MEMORY
+from tests.mutants.mutant import Mutant
+
+MUTANTS: tuple[Mutant, ...] = (*DECODING, *MEMORY, *FORWARD)
+
+# The engine compared with itself on one tiny model; not test_reference.py, which compares with another program.
+EQUIVALENCE = (
+    "tests/exactness/test_rows.py",
+    "tests/exactness/test_bit_exact.py",
+    "tests/exactness/test_follow_up.py",
+    "tests/exactness/test_poison.py",
+)
