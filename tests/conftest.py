@@ -12,11 +12,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("TRUEDRAFT_LEDGER", "1")
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.specdec.gtest import Family
+if TYPE_CHECKING:
+    from tests.specdec.gtest import Family
 
 # The machine decides how long an example takes, so no deadline; a failure is printed as a line that replays it.
 settings.register_profile("truedraft", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
@@ -26,6 +28,8 @@ settings.load_profile("truedraft")
 @pytest.fixture(scope="session")
 def family() -> Family:
     """All distribution tests of a run, which share one error rate."""
+    from tests.specdec.gtest import Family
+
     return Family()
 
 

@@ -1,10 +1,9 @@
-"""The processed distribution from first principles, and a test of whether samples follow a distribution."""
+"""The processed distribution from first principles."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 from specdec.params import SamplingParams
@@ -36,7 +35,8 @@ def naive_law(logits: Seq[float], params: SamplingParams, tokens: Seq[int], num_
         return [float(token == best) for token in range(len(scores))]
     top = max(scores[token] for token in alive)
     weights = {token: math.exp((scores[token] - top) / params.temperature) for token in alive}
-    weights = {token: w for token, w in weights.items() if w >= params.min_p * max(weights.values())}
+    least = params.min_p * max(weights.values())
+    weights = {token: w for token, w in weights.items() if w >= least}
     ranked = sorted(weights, key=lambda token: (-weights[token], token))
     if params.top_k:
         ranked = ranked[: params.top_k]
@@ -48,21 +48,7 @@ def naive_law(logits: Seq[float], params: SamplingParams, tokens: Seq[int], num_
         if mass >= params.top_p * total:
             break
     total = sum(weights[token] for token in kept)
-    return [weights[token] / total if token in kept else 0.0 for token in range(len(scores))]
-
-
-def follows(samples: Iterable[int], law: Seq[float]) -> bool:
-    """Pearson's chi-squared test at the 0.1 % level. A sample of probability 0 fails it outright."""
-    counts = Counter(samples)
-    number = sum(counts.values())
-    if any(law[token] == 0.0 for token in counts):
-        return False
-    cells = [(counts[token], number * p) for token, p in enumerate(law) if p > 0.0]
-    assert min(expected for _, expected in cells) >= 5, "too few samples for the test"
-    statistic = sum((seen - expected) ** 2 / expected for seen, expected in cells)
-    degrees = len(cells) - 1
-    if degrees == 0:
-        return True
-    # Wilson and Hilferty's approximation of the quantile; 3.0902 is the normal one.
-    spread = 2 / (9 * degrees)
-    return statistic <= degrees * (1 - spread + 3.0902 * math.sqrt(spread)) ** 3
+    law = [0.0] * len(scores)
+    for token in kept:
+        law[token] = weights[token] / total
+    return law

@@ -1,4 +1,9 @@
-"""The law of emitted tokens is the processed distribution, whatever the drafts; and the test has teeth."""
+"""The law of emitted tokens is the processed distribution, for every parameter, at every position, with any drafts.
+
+Two legs. Keyed sampling is run for ``NUMBER`` seeds at once and its paths of ``DEPTH`` tokens are G-tested against the
+exact law, enumerated from first principles. And what the step emits is, token for token, what that sampling gives for
+the same seed: a step whose law were off by 0.02 would differ on 1 of 50 paths or more.
+"""
 
 from __future__ import annotations
 
@@ -8,101 +13,166 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specdec.noise import mix_seed, uniforms
+from model.kernels import get_kernels
+from specdec.drafters.base import Drafter
+from specdec.drafters.ngram import NgramDrafter
+from specdec.drafters.synthetic import OracleDrafter, RandomDrafter, WrongDrafter
 from specdec.params import SamplingParams
-from specdec.sampling import sample_token
-from specdec.verification import verify
-from tests.specdec.laws import follows, naive_law
+from specdec.sampling import Sampler
+from tests.specdec.builders import Bench
+from tests.specdec.gtest import ALPHA, DETECTED_TV, POWER, Family, p_value, worst_power
+from tests.specdec.keyed import (
+    Floats,
+    Paths,
+    Seeds,
+    count_paths,
+    keyed_paths,
+    path_law,
+    seed_range,
+    uniforms_of,
+    winners,
+)
+from tests.specdec.law_cases import BASE, CASES, DEPTH, PROMPT, TARGET, VOCAB
+from tests.specdec.laws import naive_law
+from tests.specdec.table_model import TableExecutor
 
-PROMPT = [1]
-LOGITS = np.array([0.3, -0.5, 1.4, 0.9, -1.2, 0.35, 0.0, 1.1], dtype=np.float32)
-AFTER = np.array([-0.2, 0.8, 0.1, -0.6, 0.5, 1.0, -1.0, 0.2], dtype=np.float32)  # whatever the first token was
-DRAFT_LOGITS = np.array([1.2, 0.1, 0.3, 0.0, 0.9, -1.0, 0.6, 0.4], dtype=np.float32)
-RUNS = 2500
-BASE = SamplingParams(seed=0)
-CASES = {
-    "temperature 1": BASE,
-    "temperature 0.6": replace(BASE, temperature=0.6),
-    "temperature 1.6": replace(BASE, temperature=1.6),
-    "top_k 3": replace(BASE, top_k=3),
-    "top_p 0.7": replace(BASE, top_p=0.7),
-    "min_p 0.3": replace(BASE, min_p=0.3),
-    "all of them": replace(BASE, temperature=1.3, min_p=0.15, top_k=5, top_p=0.9),
-    "penalties and bias": replace(BASE, repetition_penalty=1.3, presence_penalty=0.7, logit_bias=((3, 1.0),)),
-}
+NUMBER = 2**17  # paths a G-test sees
+FIRST_SEED = 2**63 - NUMBER // 2  # adjacent seeds, across the sign bit of a 64-bit integer
+COUPLED = 160  # of these seeds, run through the step by each drafter
+PATHS_OFF = [name for name in CASES if name not in ("temperature 1", "stop tokens")]
 
-
-def shared_noise_draft(params: SamplingParams, history: list[int]) -> int:
-    """A draft as a draft model gives it: another law, the same noise."""
-    return sample_token(DRAFT_LOGITS, params, history, len(PROMPT))
+Law = dict[tuple[int, ...], float]
 
 
 @functools.cache
-def emitted(name: str) -> list[tuple[int, ...]]:
-    """What verification of one shared-noise draft emits, for many seeds."""
-    runs = []
-    for i in range(RUNS):
-        own = replace(CASES[name], seed=mix_seed(1234, i))
-        drafts = [shared_noise_draft(own, PROMPT)]
-        rows = [LOGITS, AFTER]
-        verdict = verify(
-            drafts,
-            lambda row, own=own, drafts=drafts, rows=rows: sample_token(  # type: ignore[misc]
-                rows[row], own, PROMPT + drafts[:row], len(PROMPT)
-            ),
-            stop_token_ids=(),
-            tokens_left=9,
-        )
-        runs.append(verdict.token_ids)
-    return runs
+def seeds() -> Seeds:
+    return seed_range(NUMBER, FIRST_SEED)
+
+
+@functools.cache
+def noise() -> Floats:
+    """``[NUMBER, DEPTH, VOCAB]``."""
+    return np.stack([uniforms_of(seeds(), t, range(VOCAB)) for t in range(DEPTH)], axis=1)
+
+
+@functools.cache
+def paths(name: str) -> Paths:
+    return keyed_paths(TARGET.logits_of, CASES[name], PROMPT, noise())
+
+
+@functools.cache
+def law(name: str) -> Law:
+    return path_law(TARGET.logits_of, CASES[name], PROMPT, DEPTH)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_first_emitted_token_follows_the_processed_distribution(name: str) -> None:
-    assert follows([run[0] for run in emitted(name)], naive_law(LOGITS.tolist(), CASES[name], PROMPT, 1))
+def test_paths_follow_the_exact_joint_law(name: str, family: Family) -> None:
+    family.follows(f"paths, {name}", *count_paths(paths(name), law(name)))
 
 
-def test_the_bonus_token_follows_its_own_law_given_the_accepted_draft() -> None:
-    runs = [run for run in emitted("temperature 1") if len(run) == 2]
-    assert len(runs) > RUNS // 4
-    assert follows([run[1] for run in runs], naive_law(AFTER.tolist(), BASE, [1, 2], 1))
+@pytest.mark.parametrize("name", CASES)
+def test_each_joint_test_sees_an_error_of_two_percent(name: str) -> None:
+    _, probabilities = count_paths(paths(name), law(name))
+    assert worst_power(probabilities, NUMBER, DETECTED_TV) >= POWER
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "temperature 1"])
-def test_each_parameter_would_be_missed_if_it_were_ignored(name: str) -> None:
-    assert not follows([run[0] for run in emitted("temperature 1")], naive_law(LOGITS.tolist(), CASES[name], PROMPT, 1))
+@pytest.mark.parametrize("name", CASES)
+def test_the_first_token_follows_its_exact_law(name: str, family: Family) -> None:
+    exact = naive_law(TARGET.logits_of(PROMPT).tolist(), CASES[name], PROMPT, len(PROMPT))
+    family.follows(f"first token, {name}", np.bincount(paths(name)[:, 0], minlength=VOCAB), exact)
 
 
-def test_a_mutant_that_reuses_the_drafts_noise_in_a_ratio_test_fails() -> None:
-    target = naive_law(LOGITS.tolist(), BASE, PROMPT, 1)
-    draft = naive_law(DRAFT_LOGITS.tolist(), BASE, PROMPT, 1)
-    rest = np.maximum(np.array(target) - np.array(draft), 0.0)
-
-    def rejection_sampling(own: SamplingParams, fresh: bool) -> int:
-        token = shared_noise_draft(own, PROMPT)
-        chance = uniforms(mix_seed(own.seed, 77) if fresh else own.seed, 0, np.array([token]))[0]
-        if chance < target[token] / draft[token]:
-            return token
-        # The remainder is drawn with noise of its own in both, so that only the ratio test differs.
-        times = -np.log(uniforms(mix_seed(own.seed, 78), 0, np.arange(len(target))))
-        with np.errstate(divide="ignore"):
-            return int((times / rest).argmin())
-
-    seeds = [replace(BASE, seed=mix_seed(1234, i)) for i in range(RUNS)]
-    assert follows([rejection_sampling(own, fresh=True) for own in seeds], target)
-    assert not follows([rejection_sampling(own, fresh=False) for own in seeds], target)
+@pytest.mark.parametrize("name", PATHS_OFF)
+def test_a_parameter_that_is_ignored_is_seen(name: str) -> None:
+    stops = CASES[name].stop_token_ids
+    ignored = "stop tokens" if stops else "temperature 1"
+    assert p_value(*count_paths(paths(ignored), law(name))) < ALPHA
 
 
-def test_choices_and_output_indices_are_independent() -> None:
-    base = replace(BASE, top_k=4)
-    law = naive_law(LOGITS.tolist(), base, PROMPT, 1)
-    joint = [x * y for x in law for y in law]
-    pairs, steps = [], []
-    for i in range(RUNS):
-        first, second = (replace(base, seed=mix_seed(i, j)) for j in range(2))
-        one, other = sample_token(LOGITS, first, PROMPT, 1), sample_token(LOGITS, second, PROMPT, 1)
-        later = sample_token(LOGITS, first, [1, 2], 1)
-        pairs.append(one * len(law) + other)
-        steps.append(one * len(law) + later)
-    assert follows(pairs, joint)
-    assert follows(steps, joint)
+DRAFTERS = ["none", "ngram", "random", "oracle with errors"]
+
+
+def make_drafter(name: str, known: Paths, vocab: int) -> Drafter | None:
+    if name == "none":
+        return None
+    if name == "ngram":
+        return NgramDrafter(vocab_size=vocab)
+    if name == "random":
+        return RandomDrafter(3, vocab)
+    return WrongDrafter(OracleDrafter(dict(enumerate(known.tolist()))), 5, vocab, error_rate=0.25)
+
+
+def run_step(
+    target: TableExecutor,
+    params: SamplingParams,
+    prompt: list[int],
+    some: Seeds,
+    drafter: Drafter | None,
+    sampler: Sampler | None,
+) -> tuple[list[list[int]], int, int]:
+    """Emitted ids by seed, drafts proposed, drafts accepted."""
+    blocks = len(some) * (-(-(len(prompt) + params.max_tokens + 4) // 16) + 1)
+    bench = Bench(
+        target, drafter=drafter, k=3 if drafter else 0, block_size=16, num_blocks=blocks, sampler=sampler or Sampler()
+    )
+    for seed in some.tolist():
+        bench.add(prompt, replace(params, seed=seed))
+    results = bench.run()
+    drafted = sum(step.stats.num_drafted for step in bench.steps)
+    accepted = sum(step.stats.num_accepted for step in bench.steps)
+    return [result.token_ids for result in results.values()], drafted, accepted
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("name", CASES)
+def test_the_step_emits_the_keyed_paths_with_any_drafts(name: str, drafter: str) -> None:
+    first = COUPLED * DRAFTERS.index(drafter)  # other seeds for each drafter
+    some = slice(first, first + COUPLED)
+    expected = keyed_paths(TARGET.logits_of, CASES[name], PROMPT, noise()[some], law_of="reference")
+    sampler = Sampler(get_kernels()) if len(name) % 2 else None
+    found, drafted, accepted = run_step(
+        TARGET, CASES[name], PROMPT, seeds()[some], make_drafter(drafter, expected, VOCAB), sampler
+    )
+    assert found == [path[path >= 0].tolist() for path in expected]
+    assert (drafted > 0) == (drafter != "none")
+    assert accepted < drafted or not drafted
+
+
+LONG = 512  # output tokens
+SEQUENCES = 34  # by drafter
+LATE_TARGET = TableExecutor(VOCAB, periods=1, seed=8)  # the last token alone decides: a Markov chain
+LATE = replace(BASE, max_tokens=LONG, temperature=1.2, min_p=0.1)
+
+
+def late_laws() -> Floats:
+    """The law of the next token by the last: [V, V]."""
+    return np.array([naive_law(LATE_TARGET.logits_of([v]).tolist(), LATE, [v], 1) for v in range(VOCAB)])
+
+
+def chains(some: Seeds) -> Paths:
+    """The keyed chains of ``LONG`` tokens after ``PROMPT``."""
+    laws = late_laws()
+    tokens = np.full(len(some), PROMPT[-1])
+    found = []
+    for t in range(LONG):
+        tokens = winners(uniforms_of(some, t, range(VOCAB)), laws[tokens])
+        found.append(tokens)
+    return np.stack(found, axis=1)
+
+
+def test_late_tokens_of_the_step_follow_the_law_given_the_token_before(family: Family) -> None:
+    table = np.zeros((VOCAB, VOCAB), dtype=np.int64)
+    for i, drafter in enumerate(DRAFTERS):
+        some = seed_range(SEQUENCES, 1000 * i)
+        expected = chains(some)
+        found, _, _ = run_step(
+            LATE_TARGET, LATE, PROMPT, some, make_drafter(drafter, expected, VOCAB), Sampler(get_kernels())
+        )
+        assert found == expected.tolist()
+        emitted = np.array(found)
+        np.add.at(table, (emitted[:, :-1], emitted[:, 1:]), 1)
+    visits = table.sum(axis=1)
+    # Given its past each token is a fresh draw: the rows together are one law over (last, next), visits given.
+    joint = late_laws() * (visits / visits.sum())[:, None]
+    assert worst_power(joint.ravel(), int(visits.sum())) >= POWER
+    family.follows("late tokens", table.ravel(), joint.ravel(), fitted=VOCAB - 1)
