@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from bench.preflight.cost import Range
+
 Answer = Literal["yes", "no", "unknown"]
 Numbers = Mapping[str, float | int | str | None]
 
@@ -35,15 +37,24 @@ def exactness_line(level: str, detail: str) -> Line:
     return Line("exactness level", "yes" if level == "L0" else "no", reason, {"level": level})
 
 
-def memory_bound_line(row_cost: float, batch: float, k: int, bound: float) -> Line:
-    answer: Answer = "yes" if row_cost < MAX_ROW_COST else "no"
+def memory_bound_line(row_cost: Range, batch: float, k: int, bound: float) -> Line:
+    """``row_cost``: StepCost.row_cost at ``batch`` with ``k`` drafts; ``bound``: StepCost.bound near there."""
+    answer = decided(row_cost.high < MAX_ROW_COST, row_cost.low >= MAX_ROW_COST)
+    noise = "; the timings are too noisy to tell" if answer == "unknown" else ""
     return Line(
         "memory-bound",
         answer,
-        f"at batch {batch:.3g} a draft's row costs {row_cost:.2f} of a plain row (memory-bound: below {MAX_ROW_COST}); "
-        f"with k = {k} no drafter can gain more than {bound:.2f} times",
-        {"row_cost": row_cost, "batch": batch, "k": k, "bound": bound},
-    )
+        f"at batch {batch:.3g} a draft's row costs {row_cost.median:.2f} of a plain row ({row_cost.low:.2f} to "
+        f"{row_cost.high:.2f}; memory-bound is below {MAX_ROW_COST}){noise}; with k = {k} no drafter can gain more "
+        f"than {bound:.2f} times",
+        {"row_cost": row_cost.median, "row_cost_low": row_cost.low, "row_cost_high": row_cost.high,
+         "batch": batch, "k": k, "bound": bound},
+    )  # fmt: skip
+
+
+def decided(yes: bool, no: bool) -> Answer:
+    """Unknown if the measurement allows neither."""
+    return "yes" if yes else "no" if no else "unknown"
 
 
 def slower_line(name: str, pairs: list[tuple[float, float]], what: str) -> Line:

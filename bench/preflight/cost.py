@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from kvcache.manager import KVCacheManager
 from kvcache.storage import KVStorage
@@ -19,6 +20,8 @@ from specdec.plan import PlanItem, StepPlan
 from specdec.sampling import Sampler
 from specdec.sequence import Sequence as DecodingSequence
 from specdec.step import SpeculativeStep
+
+Which = Literal["median", "low", "high"]
 
 BLOCK_SIZE = 16
 PREFILL_CHUNK = 512  # the server's default token budget
@@ -42,6 +45,15 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
+class Range:
+    """A ratio of two medians, and the lowest and highest that their quartiles allow."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepCost:
     """t(B, k) for every B in ``batches`` and every k in ``ks`` (0 among them), at one context length."""
 
@@ -51,9 +63,13 @@ class StepCost:
     timings: Mapping[tuple[int, int], Timing]
     prefill_seconds: float  # of one prompt of ``context`` tokens, alone
 
-    def seconds(self, batch: float, k: float) -> float:
-        """The median, linear between what was measured and constant beyond."""
-        return _interpolate(self.batches, batch, lambda b: _interpolate(self.ks, k, lambda x: self.at(b, x)))
+    def seconds(self, batch: float, k: float, which: Which = "median") -> float:
+        """A median or quartile, linear between what was measured and constant beyond."""
+
+        def measured(b: int, x: int) -> float:
+            return float(getattr(self.timings[b, x], which))
+
+        return _interpolate(self.batches, batch, lambda b: _interpolate(self.ks, k, lambda x: measured(b, x)))
 
     def at(self, batch: int, k: int) -> float:
         return self.timings[batch, k].median
@@ -62,9 +78,18 @@ class StepCost:
         """(k + 1) t(B) / t(B (k + 1)): the gain if every draft were accepted. Nothing can be faster."""
         return (k + 1) * self.at(batch, 0) / self.at(batch, k)
 
-    def row_cost(self, batch: float, k: float) -> float:
+    def row_cost(self, batch: float, k: int) -> Range:
         """What a draft's row costs, in rows of plain decoding: near 0 while memory bounds the step, near 1 if not."""
-        return (self.seconds(batch, k) / self.seconds(batch, 0) - 1) / k
+        ratio = self.slowdown(batch, k)
+        return Range(*((end - 1) / k for end in (ratio.median, ratio.low, ratio.high)))
+
+    def slowdown(self, batch: float, k: float) -> Range:
+        """t(B, k) / t(B, 0), and what it could be if both were at the ends of their quartiles."""
+        return Range(
+            self.seconds(batch, k) / self.seconds(batch, 0),
+            self.seconds(batch, k, "low") / self.seconds(batch, 0, "high"),
+            self.seconds(batch, k, "high") / self.seconds(batch, 0, "low"),
+        )
 
 
 def measure_cost(

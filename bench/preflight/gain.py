@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.preflight.acceptance import Replay
-from bench.preflight.cost import StepCost
+from bench.preflight.cost import Range, StepCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,23 +19,20 @@ class Gain:
     expected: float
     bound: float  # if every draft were accepted
 
-    @property
-    def pays(self) -> bool:
-        return self.expected > 1.0
 
-
-def expected_gain(replay: Replay, cost: StepCost, batch: float) -> float:
+def expected_gain(replay: Replay, cost: StepCost, batch: float) -> Range:
     """tokens a step x t(B, 0) / t(B, drafted a step). Steps without a draft cost and yield what plain ones do.
 
     The time of a step is linear between the measured numbers of drafts, so the mean draft stands for the mix.
     """
-    return replay.tokens_per_step * cost.seconds(batch, 0) / cost.seconds(batch, replay.drafted_per_step)
+    tokens, slower = replay.tokens_per_step, cost.slowdown(batch, replay.drafted_per_step)
+    return Range(tokens / slower.median, tokens / slower.high, tokens / slower.low)
 
 
 def gains(replays: Sequence[Replay], cost: StepCost) -> list[Gain]:
     """For every drafter, draft length and measured batch size."""
     return [
-        Gain(one.drafter, batch, one.k, expected_gain(one, cost, batch), cost.bound(batch, one.k))
+        Gain(one.drafter, batch, one.k, expected_gain(one, cost, batch).median, cost.bound(batch, one.k))
         for one in replays
         for batch in cost.batches
     ]
@@ -43,4 +40,4 @@ def gains(replays: Sequence[Replay], cost: StepCost) -> list[Gain]:
 
 def best_replay(replays: Sequence[Replay], cost: StepCost, batch: float) -> Replay | None:
     """Whichever is expected to gain most at ``batch``."""
-    return max(replays, key=lambda one: expected_gain(one, cost, batch), default=None)
+    return max(replays, key=lambda one: expected_gain(one, cost, batch).median, default=None)

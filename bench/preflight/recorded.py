@@ -14,12 +14,13 @@ from bench.preflight.checklist import (
     Line,
     Numbers,
     alerts_line,
+    decided,
     exactness_line,
     fragmentation_line,
     memory_bound_line,
     rollback_line,
 )
-from bench.preflight.cost import StepCost, measure_cost
+from bench.preflight.cost import Range, StepCost, measure_cost
 from bench.preflight.equivalence import with_played
 from bench.preflight.gain import best_replay, expected_gain, gains
 from bench.preflight.live import against_plain_lines, server_lines
@@ -145,9 +146,9 @@ def judge(replays: Sequence[Replay], cost: StepCost, load: Load, settings: Setti
         reason = "no output is longer than a token"
         return Line("fit for speculation", "unknown", reason), Line("acceptance", "unknown", reason)
     gain = expected_gain(best, cost, batch)
-    numbers: Numbers = {"drafter": best.drafter, "k": best.k, "batch": batch, "gain": gain}
-    told = f"expected gain {gain:.2f} times {at} with {best.drafter}, k = {best.k}"
-    fit = Line("fit for speculation", "yes" if gain > 1 else "no", told, numbers)
+    numbers: Numbers = {"drafter": best.drafter, "k": best.k, "batch": batch, "gain": gain.median}
+    told = f"expected gain {_shown(gain)} {at} with {best.drafter}, k = {best.k}"
+    fit = Line("fit for speculation", decided(gain.low > 1, gain.high <= 1), told, numbers)
     k = settings.num_speculative_tokens
     chosen = [one for one in usable if one.k == k and one.drafter == settings.drafter]
     if not chosen:
@@ -157,11 +158,15 @@ def judge(replays: Sequence[Replay], cost: StepCost, load: Load, settings: Setti
     shown = "drafts nothing" if rate is None else f"{rate:.0%} of the draft tokens are accepted"
     return fit, Line(
         "acceptance",
-        "yes" if here > 1 else "no",
+        decided(here.low > 1, here.high <= 1),
         f"as configured ({settings.drafter}, k = {k}) {shown}, {chosen[0].tokens_per_step:.2f} tokens a step: "
-        f"expected gain {here:.2f} times {at}",
-        {"rate": rate, "tokens_per_step": chosen[0].tokens_per_step, "gain": here, "batch": batch},
+        f"expected gain {_shown(here)} {at}",
+        {"rate": rate, "tokens_per_step": chosen[0].tokens_per_step, "gain": here.median, "batch": batch},
     )
+
+
+def _shown(gain: Range) -> str:
+    return f"{gain.median:.2f} times ({gain.low:.2f} to {gain.high:.2f})"
 
 
 def _outputs(
