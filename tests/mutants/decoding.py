@@ -191,7 +191,7 @@ DECODING = (
         "specdec/pipeline.py",
         "        seen -= params.frequency_penalty * counts\n",
         "        seen -= params.frequency_penalty * (counts > 0)\n",
-        ("tests/specdec/test_pipeline.py::test_the_law_equals_the_naive_one",),
+        ("tests/specdec/test_pipeline.py::test_repetition_covers_prompt_and_output_but_frequency_and_presence_the_output_only",),
         unseen=_SAME_LAW,
     ),
     Mutant(

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import Phase, settings
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("kvcache", "model", "specdec", "scheduler", "server", "bench")
@@ -182,6 +183,13 @@ class _Recorder:
 
     def write(self) -> None:
         self._path.write_text(json.dumps(self.facts), encoding="utf-8")
+
+    def pytest_configure(self) -> None:
+        """After the conftest: a counterexample is enough, nobody reads its simplest form."""
+        settings.register_profile(
+            "mutants", settings.get_profile("truedraft"), phases=(Phase.explicit, Phase.generate), database=None
+        )
+        settings.load_profile("mutants")
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.facts["current"] = nodeid

@@ -89,14 +89,15 @@ MEMORY = (
         "scheduler/roster.py",
         "        sequence.num_computed = hits\n",
         "        sequence.num_computed = min(hits + 1, num_known - 1) if hits else 0\n",
-        ("tests/scheduler/test_scheduler.py::TestChoices",),
+        ("tests/scheduler/test_scheduler.py::TestChoices::test_a_hit_leaves_one_row_to_compute",),
     ),
     Mutant(
-        "a preempted sequence believes that its KV is still there",
+        "a preempted sequence believes while it waits that its KV is still there",
         "scheduler/roster.py",
         "        choice.sequence.num_computed = 0\n",
         "",
-        ("tests/scheduler/test_scheduler.py::TestOutput::test_output_survives_preemption_at_every_step",),
+        ("tests/scheduler/test_scheduler.py::TestOrder",),
+        unseen="when it is admitted again it starts from what the prefix cache holds",
     ),
     Mutant(
         "a preempted sequence keeps its blocks",
@@ -126,7 +127,9 @@ MEMORY = (
         "scheduler/planner.py",
         "        rows_left -= sum(grants)\n",
         "",
-        ("tests/scheduler/test_scheduler.py::TestOutput", "tests/scheduler/test_state_machine.py"),
+        (
+            "tests/scheduler/test_scheduler.py::TestOutput::test_output_does_not_depend_on_drafts_chunks_or_batch_mates",
+        ),
         unseen="more rows than allowed run in a step, and each row is what it would be alone",
     ),
 )

@@ -92,8 +92,9 @@ def test_an_oracle_is_accepted_entirely(truth: list[Result]) -> None:
 
 def test_the_batch_path_of_kernels_changes_nothing(truth: list[Result]) -> None:
     kernels = NumpyKernels()
-    for k in (0, 3):
-        found = outputs(PROMPTS, PARAMS, drafter=RandomDrafter(1, VOCAB), k=k, sampler=Sampler(kernels))
+    known = {i: result.token_ids for i, result in enumerate(truth)}
+    for name, k in (("random", 0), ("random", 3), ("half wrong", 4)):
+        found = outputs(PROMPTS, PARAMS, drafter=make_drafter(name, known), k=k, sampler=Sampler(kernels))
         for seq_id, expected in enumerate(truth):
             assert facts(found[seq_id]) == facts(expected)
     assert {name for name, _ in kernels.calls} == {"argmax_rows", "keyed_sample_rows", "logsumexp_rows"}

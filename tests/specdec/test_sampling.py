@@ -69,15 +69,15 @@ def test_the_batch_call_and_the_row_path_give_the_same_tokens(name: str, kernels
 
 def test_a_mixed_batch_is_one_argmax_and_one_keyed_call() -> None:
     kernels = NumpyKernels()
-    rows = logits(6)
+    rows = logits(13)
     jobs = [
         RowJob(0, 2, GREEDY, 0),
-        RowJob(2, 1, BASE, 5),
-        RowJob(3, 1, GREEDY, 1),
-        RowJob(4, 2, replace(BASE, top_k=2), 0),
+        RowJob(2, 6, BASE, 5),
+        RowJob(8, 1, GREEDY, 1),
+        RowJob(9, 4, replace(BASE, top_k=2), 0),
     ]
     tokens = Sampler(kernels).sample_batch(rows, jobs)
-    assert kernels.calls == [("argmax_rows", 3), ("keyed_sample_rows", 3)]
+    assert kernels.calls == [("argmax_rows", 3), ("keyed_sample_rows", 10)]
     expected = {
         job.first_row + i: sample_row(rows[job.first_row + i].numpy(), job.params, job.t + i)
         for job in jobs
