@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -32,6 +33,7 @@ def create_app(service: Service) -> ASGIApp:
             yield
         finally:
             await service.engine.shutdown(drain=False)
+            await asyncio.to_thread(service.reporter.close)
 
     app = FastAPI(
         title="Truedraft",

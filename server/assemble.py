@@ -17,10 +17,14 @@ from model.kernels.load import find_kernels
 from model.loader import LoadedModel, load_model
 from model.probe import ExactnessReport
 from model.source import resolve_model
+from scheduler.audit import AuditConfig
 from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine
 from scheduler.request import EngineRequest, TextFilter
 from scheduler.scheduler import Scheduler
+from scheduler.stats import StepRecord
+from server.audit_store import AuditStore
+from server.audits import AuditReporter
 from server.detokenize import ChoiceText, Decoder
 from server.metrics import Metrics
 from server.resolve import ModelFacts
@@ -34,6 +38,9 @@ from specdec.step import SpeculativeStep
 
 Report = Callable[[str], None]
 
+AUDIT_MEMORY_SHARE = 8  # audits take at most an eighth of the KV cache's size on top, unless they are told how much
+# Two logits this close count as tied below L0: some roundings of logits of the usual size (up to about 20).
+NEAR_TIE = {"float32": 1e-3, "bfloat16": 0.25}
 FREE_MEMORY_SHARE = 4  # the KV cache takes at most a quarter of what is free, unless it is told how much
 
 
@@ -74,12 +81,18 @@ def assemble(settings: Settings, loaded: LoadedModel, names: tuple[str, ...]) ->
         )
     k = settings.num_speculative_tokens
     num_blocks = _num_blocks(settings, loaded, max_model_len)
-    ledger = Ledger(num_blocks, settings.block_size) if settings.ledger else None
+    audit_blocks = _audit_blocks(settings, num_blocks, max_model_len)
+    all_blocks = num_blocks + audit_blocks
+    ledger = Ledger(all_blocks, settings.block_size) if settings.ledger else None
     manager = KVCacheManager(
-        num_blocks, settings.block_size, enable_prefix_cache=settings.enable_prefix_cache, observer=ledger
+        num_blocks,
+        settings.block_size,
+        enable_prefix_cache=settings.enable_prefix_cache,
+        num_private_blocks=audit_blocks,
+        observer=ledger,
     )
     planes = loaded.executor.planes
-    storage = KVStorage(planes, num_blocks=num_blocks, block_size=settings.block_size, device=info.device)
+    storage = KVStorage(planes, num_blocks=all_blocks, block_size=settings.block_size, device=info.device)
     loaded.executor.bind(storage)
     try:
         drafters = {settings.drafter: make_drafter(settings.drafter, info.vocab_size)} if k else {}
@@ -109,6 +122,7 @@ def assemble(settings: Settings, loaded: LoadedModel, names: tuple[str, ...]) ->
             num_speculative_tokens=k,
             max_waiting_requests=settings.max_waiting,
             max_waiting_tokens=settings.max_waiting_tokens,
+            audit=_audit_config(settings, exactness, info.dtype),
         ),
         text_filters=TextFilters(tokenizer),
     )
@@ -133,9 +147,18 @@ def assemble(settings: Settings, loaded: LoadedModel, names: tuple[str, ...]) ->
             "cache_dtype": info.dtype,
         },
     )
+    reporter = AuditReporter(
+        model=names[0], fingerprint=fingerprint, level=exactness.level, store=_audit_store(settings)
+    )
+
+    def on_step(record: StepRecord) -> None:
+        metrics.observe(record)
+        reporter.observe(record)
+
     return Service(
         settings=settings,
-        engine=Engine(scheduler, step, on_step=metrics.observe),
+        engine=Engine(scheduler, step, on_step=on_step),
+        reporter=reporter,
         tokenizer=tokenizer,
         facts=facts,
         metrics=metrics,
@@ -163,6 +186,38 @@ class TextFilters:
             stop_token_ids=params.stop_token_ids,
             min_tokens=params.min_tokens,
         )
+
+
+def _audit_blocks(settings: Settings, num_blocks: int, max_model_len: int) -> int:
+    if settings.audit_rate == 0.0:
+        return 0
+    if settings.audit_blocks is not None:
+        return settings.audit_blocks
+    return min(-(-max_model_len // settings.block_size), max(1, num_blocks // AUDIT_MEMORY_SHARE))
+
+
+def _audit_config(settings: Settings, exactness: ExactnessReport, dtype: str) -> AuditConfig | None:
+    if settings.audit_rate == 0.0:
+        return None
+    return AuditConfig(
+        rate=settings.audit_rate,
+        share=settings.audit_share,
+        max_waiting=settings.audit_max_waiting,
+        max_waiting_tokens=settings.audit_max_waiting_tokens,
+        exact=exactness.level == "L0",
+        near_tie=NEAR_TIE.get(dtype, max(NEAR_TIE.values())),
+    )
+
+
+def _audit_store(settings: Settings) -> AuditStore | None:
+    if settings.audit_store is None or settings.audit_rate == 0.0:
+        return None
+    try:
+        return AuditStore(
+            settings.audit_store, max_files=settings.audit_store_files, max_bytes=settings.audit_store_bytes
+        )
+    except OSError as error:
+        raise StartError(f"audit_store {settings.audit_store} cannot be used: {error.strerror or error}") from error
 
 
 def system_fingerprint(model_fingerprint: str, sampling: str) -> str:
@@ -214,7 +269,8 @@ def _server_info(
         "kernels": kernels,
         "system_fingerprint": fingerprint,
         "kv_cache": {
-            "num_blocks": storage.num_blocks,
+            "num_blocks": facts.kv_capacity // storage.block_size,
+            "audit_blocks": storage.num_blocks - facts.kv_capacity // storage.block_size,
             "block_size": storage.block_size,
             "capacity_tokens": facts.kv_capacity,
             "bytes": storage.num_bytes,
@@ -233,6 +289,6 @@ def _server_info(
             "max_body_bytes": settings.max_body_bytes,
             "max_waiting": settings.max_waiting,
         },
-        # The model's folder is nobody's business; its name stands above.
-        "settings": settings.model_dump(mode="json", exclude={"model"}),
+        # The model's folder is nobody's business; its name stands above. Nor is the audits'.
+        "settings": settings.model_dump(mode="json", exclude={"model", "audit_store"}),
     }

@@ -7,6 +7,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from scheduler.audit import AUDIT_RESULTS
 from scheduler.stats import FinishedChoice, StepRecord
 
 PREFIX = "truedraft_"
@@ -117,6 +118,11 @@ class Metrics:
         self._trimmed = counter("kv_blocks_trimmed", "Blocks given back after a rejection.")
         self._moved = counter("kv_blocks_moved", "KV blocks copied to align sequences; 0 by design.")
         self._moved_bytes = counter("kv_alignment_bytes_moved", "KV bytes copied to align sequences; 0 by design.")
+        self._audits = {
+            result: counter("equivalence_audits", "Choices run again without speculation.", result=result)
+            for result in AUDIT_RESULTS
+        }
+        self._audit_tokens = counter("equivalence_audit_tokens", "Rows that audits ran.")
         self._num_queries = 0
         self._num_hits = 0
 
@@ -142,6 +148,9 @@ class Metrics:
             self._ttft.observe(seconds)
         for seconds in record.inter_token_seconds:
             self._itl.observe(seconds)
+        _add(self._audit_tokens, record.num_audit_tokens)
+        for finding in record.audits:
+            self._audits[finding.result].inc()
         for finished in record.finished:
             self._observe_finished(finished)
         self._observe_step(record)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from scheduler.engine import Engine
 from scheduler.errors import AdmissionError, EngineUnhealthy, QueueFull, RequestTooLarge, ShuttingDown
 from scheduler.request import EngineRequest
+from server.audits import AuditReporter
 from server.errors import APIError, bad_request, unavailable
 from server.fan_in import FanIn
 from server.metrics import Metrics
@@ -28,6 +29,7 @@ class Service:
     tokenizer: Tokenizer
     facts: ModelFacts
     metrics: Metrics
+    reporter: AuditReporter
     fingerprint: str
     created: int  # seconds since the epoch: when the model was loaded
     info: Mapping[str, Any] = field(default_factory=dict)  # for /v1/server_info
@@ -43,6 +45,23 @@ class Service:
         if self.draining or not self.engine.accepting:
             return "the server is shutting down"
         return None
+
+    @property
+    def audit_info(self) -> dict[str, Any]:
+        """For /v1/server_info: how audits are set up, and what they found since the start."""
+        status, config = self.engine.scheduler.audit_status, self.engine.scheduler.config.audit
+        if status is None or config is None:
+            return {"rate": 0.0}
+        return {
+            "rate": config.rate,
+            "share": config.row_share,
+            "exact": config.exact,
+            "near_tie": None if config.exact else config.near_tie,
+            "max_waiting": config.max_waiting,
+            "max_waiting_tokens": config.max_waiting_tokens,
+            "store": self.reporter.store is not None,
+            **asdict(status),
+        }
 
     def check_admission(self, num_requests: int) -> None:
         """Raises APIError 503 if so many more would not be taken now. Before anything is tokenized."""

@@ -134,6 +134,42 @@ class Settings(BaseSettings):
         description="Who proposes drafts: `ngram`; for tests `random` (almost always wrong) and `none` (no drafts).",
     )
 
+    # --- audits ---
+    audit_rate: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of finished choices that are run again without drafts and from a cold cache, and compared. "
+        "0: none, at no cost.",
+    )
+    audit_share: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Most that audits take: this share of `max_num_batched_tokens` in a step (at least one row), and "
+        "so many rows for each live row. Unset: `audit_rate`, but at least 0.05.",
+    )
+    audit_blocks: int | None = Field(
+        None,
+        ge=1,
+        description="KV blocks for audits alone, on top of the KV cache: live requests never wait for an audit's "
+        "blocks. A choice that does not fit is not audited (it counts as dropped). Unset: enough for `max_model_len` "
+        "tokens, at most an eighth of the KV cache.",
+    )
+    audit_max_waiting: int = Field(256, ge=1, description="Most audits that wait or run; more are dropped.")
+    audit_max_waiting_tokens: int = Field(
+        131072, ge=1, description="Most tokens (and logprobs to compare) of audits that wait or run."
+    )
+    audit_store: Path | None = Field(
+        None,
+        description="Folder for the records of audits that differed: prompt and output ids, for `truedraft replay`. "
+        "Unset: only hashes are logged.",
+    )
+    audit_store_files: int = Field(100, ge=1, description="Most records in `audit_store`; the oldest go first.")
+    audit_store_bytes: int = Field(
+        64 * 1024**2, ge=1024, description="Most bytes in `audit_store`, in bytes or with a unit."
+    )
+
     # --- limits of one request ---
     max_n: int = Field(16, ge=1, le=128, description="Largest `n` and `best_of`.")
     max_stop: int = Field(4, ge=1, le=64, description="Most stop strings of a request.")
@@ -172,7 +208,7 @@ class Settings(BaseSettings):
             return tuple(name.strip() for name in value.split(",") if name.strip())
         return value
 
-    @field_validator("kv_cache_memory", "max_body_bytes", mode="before")
+    @field_validator("kv_cache_memory", "max_body_bytes", "audit_store_bytes", mode="before")
     @classmethod
     def _read_size(cls, value: object) -> object:
         return parse_size(value) if isinstance(value, str) else value

@@ -35,6 +35,6 @@ def status_router(service: Service) -> APIRouter:
 
     @router.get("/v1/server_info")
     async def server_info() -> dict[str, Any]:
-        return dict(service.info)
+        return {**service.info, "audit": service.audit_info}
 
     return router
