@@ -84,7 +84,7 @@ def plan_case(case: Case, pool: RequestPool) -> CasePlan:
         for i in range(max(1, batch // 4)):
             cell = Cell(rng.choice(pool.prompts), rng.choice(pool.sampling))
             cells.append(cell)
-            prompt, params = pool.request(cell, min(ABORTED_TOKENS, pool.max_model_len - pool.longest_prompt))
+            prompt, params = pool.request(cell, min(ABORTED_TOKENS, pool.most_tokens))
             submissions.append(Submission(prompt, params, rng.randrange(4), rng.randrange(1, 8), i % 2 == 1))
     warm_up: list[Submission] = []
     if values["cache"] == "warm":

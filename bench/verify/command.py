@@ -3,15 +3,184 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from server.commands import CommandError, Report
+from server.settings import Settings, choices_of, default_text, flag_name
+
+if TYPE_CHECKING:
+    from bench.verify.run import Verification
 
 HELP = "prove that speculation changes nothing: compare it with plain decoding, token by token"
+DEFAULT_FOLDER = Path("truedraft-verify")
+
+_AS_SERVE = ("model", "dtype", "device", "executor", "kernels", "num_threads")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="default", help="as for serve --model (default: the default model)")
+    for name in _AS_SERVE:
+        info = Settings.model_fields[name]
+        text = f"as for serve (default: {default_text(info)})"
+        options: dict[str, Any] = {"default": info.default, "help": text, "choices": choices_of(info)}
+        if name == "num_threads":
+            options["type"] = _positive
+        parser.add_argument(
+            flag_name(name), metavar=None if options["choices"] else name.rsplit("_", 1)[-1].upper(), **options
+        )
+    parser.add_argument("--draft", metavar="D", help="prove this drafter only (default: every one there is)")
+    parser.add_argument(
+        "--suite",
+        choices=("quick", "full"),
+        default="quick",
+        help="quick: every pair of conditions, at least 40,000 positions; full: also every three of the dangerous ones",
+    )
+    parser.add_argument(
+        "--report", type=Path, default=DEFAULT_FOLDER, metavar="DIR", help=f"where the reports go ({DEFAULT_FOLDER})"
+    )
+    parser.add_argument(
+        "--case",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="run only this case: its id, or its values as a report writes them; may be repeated",
+    )
+    parser.add_argument("--list", action="store_true", help="show the suite's cases and run none")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the requests and the choice of cases (0)")
+    parser.add_argument(
+        "--max-positions", type=_positive, metavar="N", help="leave cases out so that at most so many are compared"
+    )
+    parser.add_argument(
+        "--reference",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="compare with transformers' generate as well; it needs memory for two float32 models (default: on)",
+    )
 
 
 def run(arguments: argparse.Namespace, report: Report) -> int:
-    raise CommandError("truedraft verify is being built")
+    """0 if everything held, else 1."""
+    from bench.verify.progress import Progress
+    from bench.verify.report import write_report
+    from bench.verify.run import Options, Verification
+    from model.kernels import find_kernels
+    from model.loader import load_model
+    from model.source import resolve_model
+
+    source = resolve_model(arguments.model, report=report)
+    find_kernels(arguments.kernels, progress=report)
+    report(f"loading {source.name}")
+    folder = Path(source.path)
+    loaded = load_model(
+        folder,
+        dtype=arguments.dtype,
+        device=arguments.device,
+        executor=arguments.executor,
+        kernels=arguments.kernels,
+        num_threads=arguments.num_threads,
+        name=source.name,
+    )
+    options = Options(
+        suite=arguments.suite,
+        seed=arguments.seed,
+        drafter=arguments.draft,
+        cases=tuple(arguments.case),
+        max_positions=arguments.max_positions,
+        reference=folder if arguments.reference and not arguments.case else None,
+        command=_command(arguments),
+    )
+    try:
+        verification = Verification(loaded, options, Progress())
+        if arguments.list:
+            return _list(verification)
+        report(f"{loaded.executor.kind}, exactness {loaded.exactness.level}, suite {arguments.suite}")
+        result = verification.run()
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+    try:
+        write_report(arguments.report, result)
+    except OSError as error:
+        raise CommandError(f"cannot write the report to {arguments.report}: {error.strerror or error}") from error
+    print("\n".join(summary(result)))
+    print(f"report: {arguments.report / 'report.html'}")
+    if verification.ended is not None:
+        raise verification.ended
+    return 0 if result["passed"] else 1
+
+
+def summary(result: Mapping[str, Any]) -> list[str]:
+    """The result as a person wants to read it."""
+    coverage, model = result["coverage"], result["model"]
+    cases, states = result["cases"], ("passed", "failed", "error", "not run")
+    counts = {state: sum(case["status"] == state for case in cases) for state in states}
+    verdict = "passed" if result["passed"] else "interrupted" if result["interrupted"] else "FAILED"
+    lines = [
+        f"{verdict}: {model['name']}, {model['dtype']}, {model['executor']}, level {model['exactness_level']}, "
+        f"suite {result['suite']}, {result['seconds']:.0f} s",
+        f"cases: {', '.join(f'{n} {state}' for state, n in counts.items() if n or state == 'passed')}",
+        f"positions compared: {coverage['positions']:,} of {coverage['positions_planned']:,}; "
+        f"pairs of conditions: {coverage['pairs_covered']:,} of {coverage['pairs_total']:,}",
+    ]
+    if "triples_total" in coverage:
+        lines.append(
+            f"threes of {', '.join(coverage['dangerous_factors'])}: "
+            f"{coverage['triples_covered']:,} of {coverage['triples_total']:,}"
+        )
+    for name, values in coverage["factors"].items():
+        lines.append(f"  {name}: " + ", ".join(f"{value} x{count}" for value, count in values.items()))
+    if model["exactness_level"] != "L0":
+        lines.append(f"near ties: {result['near_ties']}; {result['near_tie_rule']}")
+        lines.append(f"why not L0: {model['exactness_detail']}")
+    for name, reason in result["drafters_left_out"].items():
+        lines.append(f"drafter {name} left out: {reason}")
+    reference = result["reference"]
+    if reference is not None and reference["status"] == "error":
+        lines.append(f"reference ({reference['what']}): error: {reference.get('reason', 'not finished')}")
+    elif reference is not None:
+        lines.append(
+            f"reference ({reference['what']}): {reference['status']}, {reference['prompts']} prompts, "
+            f"{reference['positions']} positions, {reference['near_ties']} near ties, "
+            f"{len(reference['mismatches'])} mismatches"
+        )
+    for case in cases:
+        if case["status"] in ("failed", "error"):
+            lines += [f"{case['id']} {case['status']}: {case['reason']}", f"  again: {case['replay']}"]
+    return lines
+
+
+def _list(verification: Verification) -> int:
+    suite = verification.suite
+    for case in suite.cases:
+        print(f"{case.id}  {case.spec}")
+    valid = sum(1 for _ in suite.design.combinations(2))
+    print(f"{len(suite.cases)} cases hold all {valid:,} valid pairs; f001, f002, .. follow for more positions")
+    for constraint in suite.design.constraints:
+        print(f"left out: {constraint.reason}")
+    for name, reason in verification.drafters_left_out.items():
+        print(f"left out: drafter {name}: {reason}")
+    return 0
+
+
+def _command(arguments: argparse.Namespace) -> str:
+    """What runs the same suite again."""
+    words = ["truedraft", "verify", "--model", arguments.model]
+    for name in _AS_SERVE[1:]:
+        value = getattr(arguments, name)
+        if value != Settings.model_fields[name].default:
+            words += [flag_name(name), str(value)]
+    if arguments.draft is not None:
+        words += ["--draft", arguments.draft]
+    if arguments.suite != "quick":
+        words += ["--suite", arguments.suite]
+    if arguments.seed:
+        words += ["--seed", str(arguments.seed)]
+    return shlex.join(words)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value

@@ -44,8 +44,8 @@ class PlainAnswers:
         self._pool = pool
         self._answers: dict[Cell, tuple[int, Completion]] = {}
 
-    def compute(self, needs: Mapping[Cell, int], done: Callable[[int], None] = lambda tokens: None) -> None:
-        """Decode what is lacking; ``needs`` is the output length by request. ``done`` gets each one's token count.
+    def compute(self, needs: Mapping[Cell, int], done: Callable[[Cell, int], None] = lambda cell, tokens: None) -> None:
+        """Decode what is lacking; ``needs`` is the output length by request. ``done`` is told of each.
 
         Raises RuntimeError if one fails.
         """
@@ -58,7 +58,7 @@ class PlainAnswers:
         for cell, request in requests.items():
             (answer,) = engine.generate([request])
             self._answers[cell] = lacking[cell], answer
-            done(lacking[cell])
+            done(cell, lacking[cell])
         engine.check_clean()
 
     def answer(self, cell: Cell, max_tokens: int) -> Completion:

@@ -100,7 +100,8 @@ class RequestPool:
         self._seed = seed
         self.max_model_len = info.max_model_len
         self._size = min(info.vocab_size, info.embedding_rows)
-        self.longest_prompt = max(1, min(LONG_PROMPT, info.max_model_len - int(lengths_for(info.max_model_len)[-1])))
+        self.most_tokens = int(lengths_for(info.max_model_len)[-1])
+        self.longest_prompt = max(1, min(LONG_PROMPT, info.max_model_len - self.most_tokens))
         self._prompts = self._random_prompts()
         if tokenizer is not None:
             self._prompts |= self._encoded_prompts(tokenizer)
@@ -113,6 +114,11 @@ class RequestPool:
         """The prompt classes; without a tokenizer there are only those that random ids can stand for."""
         order = [*_CLASSES, "random"]
         return tuple(sorted(self._prompts, key=order.index))
+
+    @property
+    def variants(self) -> dict[str, list[tuple[int, ...]]]:
+        """The different prompts of each class."""
+        return {name: list(self._prompts[name]) for name in self.prompts}
 
     def request(self, cell: Cell, max_tokens: int) -> tuple[tuple[int, ...], SamplingParams]:
         """The prompt and the parameters. Requests of one class and different sampling sets may share a prompt."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +35,7 @@ class Failure:
     expected_moment: Moment | None  # from running both sides once more; None: that token was not emitted
     got_moment: Moment | None
     note: str | None  # what the second run showed otherwise
+    request_of: Mapping[int, int]  # index of the submission by seq_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +125,17 @@ class CaseRunner:
         return make_case_drafter(case.values["drafter"], self._vocab_size, known, _DRAFT_SEED)
 
     def _answered(self, plan: CasePlan, answers: list[list[Completion]]) -> Iterator[_Answered]:
+        needs = plan.needs
         first_id = 0
         for run, submissions in enumerate((plan.warm_up, plan.submissions)):
-            place = {index: i for i, index in enumerate(in_order(submissions))}
-            for index, submission in enumerate(submissions):
+            for place, index in enumerate(in_order(submissions)):
                 if index < plan.num_compared:
-                    expected = self._plain.answer(plan.cells[index], plan.needs[plan.cells[index]])
+                    submission = submissions[index]
+                    expected = self._plain.answer(plan.cells[index], needs[plan.cells[index]])
                     yield _Answered(
                         index=index,
                         warm_up=run == 0,
-                        seq_id=first_id + place[index],
+                        seq_id=first_id + place,
                         submission=submission,
                         expected=shortened(expected, submission.params.max_tokens),
                         got=answers[run][index],
@@ -227,4 +229,10 @@ class CaseRunner:
             expected_moment=expected_moment,
             got_moment=got_moment,
             note=note,
+            request_of=_requests_by_seq(plan),
         )
+
+
+def _requests_by_seq(plan: CasePlan) -> dict[int, int]:
+    order = [index for run in (plan.warm_up, plan.submissions) for index in in_order(run)]
+    return dict(enumerate(order))
