@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import transformers
 
-from model.probe import ExactnessCheck, ExactnessReport
+from model.exactness import ExactnessCheck, ExactnessReport
 from model.weights import hash_weights
 
 _log = logging.getLogger(__name__)
@@ -48,6 +48,7 @@ class ChecksCache:
         return computed
 
     def report(self, key: str) -> ExactnessReport | None:
+        """What :meth:`put_report` kept, marked as cached."""
         found = self.get(key)
         if not isinstance(found, dict):
             return None
@@ -57,6 +58,8 @@ class ChecksCache:
                 checks=tuple(ExactnessCheck(**check) for check in found["checks"]),
                 detail=str(found["detail"]),
                 tile_classes=tuple(int(size) for size in found["tile_classes"]),
+                padding=str(found["padding"]),
+                cached=True,
             )
         except (KeyError, TypeError, ValueError):
             return None

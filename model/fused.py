@@ -122,6 +122,10 @@ class TiledFusedExecutor(FusedExecutor):
         self._torch = stack
 
     @property
+    def inner_padding(self) -> str:
+        return ""
+
+    @property
     def tile_classes(self) -> tuple[int, ...]:
         return self._torch.tile_classes
 

@@ -16,6 +16,7 @@ from kvcache.storage import KVStorage
 from model.attach import ATTENTION_NAME
 from model.batch import PackedBatch, RowSpan
 from model.errors import ModelError
+from model.experts import tile_experts, untile_experts
 from model.generic import GenericExecutor
 from model.interface import Executor
 
@@ -162,6 +163,7 @@ def _eager_logits(executor: GenericExecutor, ids: list[int]) -> Tensor:
     """Hugging Face's own forward over the whole sequence: ``[len, V]`` float32."""
     model = executor.model
     model.set_attn_implementation("eager")
+    untile_experts(model)
     try:
         with torch.inference_mode():
             input_ids = torch.tensor([ids], device=model.device)
@@ -173,3 +175,4 @@ def _eager_logits(executor: GenericExecutor, ids: list[int]) -> Tensor:
         raise ModelError(f"the model's own eager forward fails: {error}".splitlines()[0]) from error
     finally:
         model.set_attn_implementation(ATTENTION_NAME)
+        tile_experts(model)

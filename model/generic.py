@@ -25,6 +25,7 @@ from kvcache.storage import KVStorage, PlaneSpec
 from model.attach import AttentionCall, attach
 from model.attention import AttentionTile, paged_attention, tile_sequences
 from model.batch import PackedBatch
+from model.experts import EXPERT_TILE, tile_experts
 from model.interface import ForwardOutput, ModelInfo
 from model.structure import ModelStructure
 
@@ -81,6 +82,7 @@ class GenericExecutor:
         tile_classes: Sequence[int] = (BASE_TILE,),
     ) -> None:
         self.model = model.eval()
+        self.has_tiled_experts = tile_experts(model)
         self.structure = structure
         self.tile_classes = tuple(sorted(tile_classes))
         self._info = info
@@ -103,6 +105,10 @@ class GenericExecutor:
     @property
     def kind(self) -> str:
         return "generic/torch"
+
+    @property
+    def inner_padding(self) -> str:
+        return f"each expert's rows to tiles of {EXPERT_TILE}" if self.has_tiled_experts else ""
 
     @property
     def planes(self) -> tuple[PlaneSpec, ...]:

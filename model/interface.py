@@ -70,3 +70,7 @@ class TiledExecutor(Executor, Protocol):
     """
 
     tile_classes: tuple[int, ...]
+
+    @property
+    def inner_padding(self) -> str:
+        """What is padded beside the rows of a forward, for people; empty if nothing is."""

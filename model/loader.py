@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from model.attach import ATTENTION_NAME, register
 from model.checks_cache import ChecksCache, digest, environment
 from model.errors import ModelError
+from model.exactness import ExactnessReport
 from model.gate import (
     TOLERANCE,
     check_behaviour,
@@ -27,7 +28,7 @@ from model.generic import GenericExecutor
 from model.interface import Executor, ModelInfo, TiledExecutor
 from model.kernels.load import KernelsChoice, chosen_kernels
 from model.model_cache import default_home
-from model.probe import ExactnessReport, probe_exactness
+from model.probe import probe_exactness
 from model.quiet import quiet_transformers, reason_of
 from model.structure import examine
 from model.tokenizer import Tokenizer
@@ -142,7 +143,7 @@ class _Loading:
             self.cache.put_report(key, report)
         elif isinstance(executor, TiledExecutor):
             executor.tile_classes = report.tile_classes
-        _log.info("%s: %s, exactness %s: %s", self.name, executor.kind, report.level, report.detail)
+        _log.info("%s: %s, %s", self.name, executor.kind, report.line)
         return LoadedModel(executor, executor.info, report, fingerprint, self.tokenizer, self.kernels)
 
     def _fused(self, *, required: bool) -> Executor | None:
@@ -164,9 +165,7 @@ class _Loading:
         head = state.get("lm_head.weight", embeddings)
         info = self._info(int(head.shape[0]), int(embeddings.shape[0]))
         try:
-            fused = FusedExecutor.from_hf(
-                state, self.config, info=info, device=self.device, kernels=self.kernels
-            )
+            fused = FusedExecutor.from_hf(state, self.config, info=info, device=self.device, kernels=self.kernels)
         except ModelError as error:
             raise ModelError(f"{self.path} cannot be loaded: {error}") from error
         del state, embeddings, head

@@ -13,9 +13,9 @@ from kvcache.ledger import Ledger
 from kvcache.manager import KVCacheManager
 from kvcache.memory import available_bytes
 from kvcache.storage import KVStorage, blocks_in_budget, bytes_per_block
+from model.exactness import ExactnessReport
 from model.kernels.load import find_kernels
 from model.loader import LoadedModel, load_model
-from model.probe import ExactnessReport
 from model.source import resolve_model
 from scheduler.audit import AuditConfig
 from scheduler.config import SchedulerConfig
@@ -32,7 +32,7 @@ from server.service import Service
 from server.settings import Settings
 from server.version import VERSION
 from specdec.drafters.registry import make_drafter
-from specdec.probe import probe_sampling
+from specdec.probe import measured_exactness
 from specdec.sampling import Sampler
 from specdec.step import SpeculativeStep
 
@@ -72,7 +72,8 @@ def build_service(settings: Settings, report: Report) -> Service:
 
 
 def assemble(settings: Settings, loaded: LoadedModel, names: tuple[str, ...]) -> Service:
-    """A service around a loaded model; its engine is not started. Raises StartError."""
+    """A service around a loaded model; its engine is not started. Raises StartError, or ModelError below a required
+    level."""
     info = loaded.info
     max_model_len = info.max_model_len if settings.max_model_len is None else settings.max_model_len
     if max_model_len > info.max_model_len:
@@ -100,7 +101,9 @@ def assemble(settings: Settings, loaded: LoadedModel, names: tuple[str, ...]) ->
         raise StartError(str(error)) from error
     kernels, kernels_found = find_kernels(loaded.kernels)
     sampler = Sampler(kernels)
-    exactness = loaded.exactness.with_checks(probe_sampling(sampler, min(info.vocab_size, info.embedding_rows)))
+    exactness = measured_exactness(loaded, sampler)
+    if settings.require_exact:
+        exactness.require_exact(info.name)
     fingerprint = system_fingerprint(loaded.fingerprint, kernels_found if kernels is not None else "numpy")
     step = SpeculativeStep(
         loaded.executor,
@@ -262,7 +265,10 @@ def _server_info(
         "model": {**asdict(loaded.info), "served_names": list(facts.names)},
         "exactness": {
             "level": exactness.level,
+            "summary": exactness.summary,
             "detail": exactness.detail,
+            "padding": exactness.padding,
+            "cached": exactness.cached,
             "checks": [asdict(check) for check in exactness.checks],
         },
         "executor": loaded.executor.kind,

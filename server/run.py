@@ -136,7 +136,7 @@ class _Runner:
         shown = f"[{host}]" if ":" in host else host
         self._report(
             f"serving {facts.names[0]} ({info['model']['dtype']}, {info['model']['device']}, {info['executor']}), "
-            f"exactness {info['exactness']['level']}, {info['kv_cache']['num_blocks']} KV blocks of "
+            f"{info['exactness']['summary']}, {info['kv_cache']['num_blocks']} KV blocks of "
             f"{info['kv_cache']['block_size']} tokens, up to {facts.num_speculative_tokens} drafts a step, "
             f"on http://{shown}:{port}"
         )

@@ -84,6 +84,9 @@ class Settings(BaseSettings):
         le=1024,
         description="Threads of the forward on a CPU. Unset: what torch takes, one for each core or `OMP_NUM_THREADS`.",
     )
+    require_exact: bool = Field(
+        False, description="Refuse to serve a model that does not reach exactness level L0, and say why."
+    )
     max_model_len: int | None = Field(
         None, ge=1, description="Most tokens of prompt and output together. Unset: what the model was trained for."
     )

@@ -110,6 +110,9 @@ def test_a_second_start_repeats_no_check_and_gives_the_same_bits(
         monkeypatch.setattr(model.loader, "AutoModelForCausalLM", None)  # the fused executor needs no other model
     second = load(folder, home, executor=executor)
     assert second.exactness == first.exactness
+    assert (first.exactness.cached, second.exactness.cached) == (False, True)
+    assert "measured now" in first.exactness.line
+    assert "from the cache" in second.exactness.line
     assert second.fingerprint == first.fingerprint
     assert torch.equal(some_logits(second), some_logits(first))
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
 from kvcache.storage import KVStorage
 from model.batch import PackedBatch
@@ -15,22 +17,24 @@ from model.probe import probe_exactness
 from tests.model.families import build_executor
 from tests.model.packing import Packing
 
+LARGE = torch.tensor(float("inf"))
+
 
 class Disturbed:
-    """An executor whose logits change in the last bit where ``when(batch)``."""
+    """An executor that is wrong in the last bit: logits and layer outputs of the rows that ``when(batch)`` names."""
 
-    def __init__(self, inner: GenericExecutor, when) -> None:
+    def __init__(self, inner: GenericExecutor, when: Callable[[PackedBatch], Tensor]) -> None:
         self._inner, self._when = inner, when
         self.info, self.kind, self.planes, self.bind = inner.info, inner.kind, inner.planes, inner.bind
 
     def forward(self, batch: PackedBatch, *, capture_layers: bool = False) -> ForwardOutput:
         out = self._inner.forward(batch, capture_layers=capture_layers)
-        rows = self._when(batch)
-        if not len(out.logits) or rows is None:
-            return out
-        logits = out.logits.clone()
-        logits[rows] = torch.nextafter(logits[rows], torch.tensor(float("inf")))
-        return dataclasses.replace(out, logits=logits)
+        rows = torch.zeros(batch.num_rows, dtype=torch.bool) | self._when(batch)
+        logits = torch.where(rows[batch.logits_rows, None], torch.nextafter(out.logits, LARGE), out.logits)
+        layers = out.layers
+        if layers is not None:
+            layers = torch.where(rows[:, None], torch.nextafter(layers, LARGE.to(layers.dtype)), layers)
+        return dataclasses.replace(out, logits=logits, layers=layers)
 
 
 @pytest.fixture(scope="module")
@@ -46,30 +50,82 @@ def test_a_row_invariant_executor_is_l0(dtype: str, context: int) -> None:
     assert report.tile_classes[0] == 16
 
 
-@pytest.mark.parametrize(
-    "when",
-    [
-        lambda batch: slice(None) if batch.num_rows == 1 else None,
-        lambda batch: slice(None) if batch.num_rows >= 80 else None,
-        lambda batch: slice(None) if batch.num_rows == 13 else None,
-        lambda batch: 11 if batch.num_rows == 15 else None,
-        lambda batch: -1 if int(batch.positions[-1]) == 66 and batch.num_rows > 1 else None,
-    ],
-    ids=["one row", "the budget", "some count of rows", "one place in a tile", "one position"],
-)
-def test_one_bit_that_depends_on_the_batch_makes_it_l2(executor: GenericExecutor, when) -> None:
+def rows_at(batch: PackedBatch, *places: int) -> Tensor:
+    return torch.isin(torch.arange(batch.num_rows), torch.tensor(places))
+
+
+def nothing(batch: PackedBatch) -> Tensor:
+    return torch.tensor(False)
+
+
+WRONG: dict[str, tuple[Callable[[PackedBatch], Tensor], str]] = {  # and how the reason begins to name it
+    "a batch of one row": (lambda b: torch.tensor(b.num_rows == 1), "; 1 row: a row alone differs"),
+    "some count of rows": (lambda b: torch.tensor(b.num_rows == 13), "; 13 rows: 13 of 13 rows differ"),
+    "more rows than some size": (
+        lambda b: torch.tensor(b.num_rows > 40),
+        "; 65 rows with a prefill of 55: 17 of 17 rows differ from themselves alone",
+    ),
+    "the budget": (lambda b: torch.tensor(b.num_rows == 80), "; 80 rows with a prefill"),
+    "one place": (lambda b: rows_at(b, 11) & torch.tensor(b.num_rows == 15), "; 15 rows: 1 of 15 rows differ from"),
+    "one place of a tile": (lambda b: rows_at(b, 11), "the first is row 11 "),
+    "a place far behind": (lambda b: rows_at(b, 61), "the first is row 61 "),
+    "a prefill's rows": (
+        lambda b: torch.tensor(b.num_rows > 20) & (b.positions == 21),
+        "; 33 rows with a prefill of 23: 1 of 23 rows differ from themselves in small pieces",
+    ),
+    "a chunk's first position": (
+        lambda b: (b.positions == 64) & torch.tensor(b.num_rows > 1),
+        "(position 64)",
+    ),
+    "chunks from an unaligned start": (
+        lambda b: torch.tensor(b.num_sequences == 1 and b.num_rows > 5 and int(b.positions[0]) % 16 != 0),
+        "; 16 rows from position 1 on: 16 of 16 rows differ",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_one_bit_that_is_wrong_in_one_class_of_batches_makes_it_l2_and_the_reason_names_it(
+    executor: GenericExecutor, wrong: str
+) -> None:
+    when, named = WRONG[wrong]
     report = probe_exactness(Disturbed(executor, when), budget=80)
     assert report.level == "L2"
-    assert "differ" in report.detail
+    assert named in report.detail
+    assert " by up to " in report.detail
+
+
+def test_an_executor_that_is_disturbed_nowhere_is_l0(executor: GenericExecutor) -> None:
+    assert probe_exactness(Disturbed(executor, nothing), budget=80).level == "L0"
+
+
+def test_keys_that_a_batch_writes_otherwise_are_found_even_if_no_logits_show_it(executor: GenericExecutor) -> None:
+    class WritesOtherwise(Disturbed):
+        def bind(self, storage: KVStorage) -> None:
+            self.storage = storage
+            self._inner.bind(storage)
+
+        def forward(self, batch: PackedBatch, *, capture_layers: bool = False) -> ForwardOutput:
+            out = super().forward(batch, capture_layers=capture_layers)
+            if batch.num_rows > 40:
+                last = batch.slot_mapping[-1]
+                self.storage.plane("target.1.k")[last] *= 1.5
+            return out
+
+    disturbed = WritesOtherwise(executor, nothing)
+    del disturbed.__dict__["bind"]
+    report = probe_exactness(disturbed, budget=45)
+    assert report.level == "L2"
+    assert "wrote into the KV plane target.1.k differs" in report.detail
 
 
 def test_nan_logits_are_not_l0(executor: GenericExecutor) -> None:
     class Broken(Disturbed):
         def forward(self, batch: PackedBatch, *, capture_layers: bool = False) -> ForwardOutput:
-            out = self._inner.forward(batch)
+            out = self._inner.forward(batch, capture_layers=capture_layers)
             return dataclasses.replace(out, logits=out.logits * float("nan"))
 
-    assert probe_exactness(Broken(executor, None), budget=20).level == "L2"
+    assert probe_exactness(Broken(executor, nothing), budget=20).level == "L2"
 
 
 def test_the_storage_of_the_caller_is_bound_again(executor: GenericExecutor) -> None:

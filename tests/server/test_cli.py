@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -18,6 +19,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from model.exactness import ExactnessCheck
+from model.loader import LoadedModel, load_model
 from server.cli import main
 from tests.server.builders import CONTEXT, MODEL_NAME
 
@@ -124,6 +127,23 @@ def test_a_drafter_or_a_context_that_does_not_exist_is_one_line(
     assert "oracle" in capsys.readouterr().err
     assert main([*flags, "--max-model-len", str(CONTEXT + 1)]) == 1
     assert str(CONTEXT + 1) in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("environment")
+def test_require_exact_refuses_a_model_below_l0_with_the_reason(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def below(*args: object, **options: object) -> LoadedModel:
+        loaded = load_model(*args, **options)  # type: ignore[arg-type]
+        failed = ExactnessCheck("13 rows", False, "2 of 13 rows differ")
+        return dataclasses.replace(loaded, exactness=loaded.exactness.with_checks([failed]))
+
+    monkeypatch.setattr("server.assemble.load_model", below)
+    flags = ["serve", "--model", str(tiny_model), "--port", "0", "--executor", "generic", "--num-blocks", "8"]
+    assert main([*flags, "--require-exact"]) == 1
+    errors = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
+    assert len(errors) == 1
+    assert "reaches exactness L2 only, and L0 is required: 13 rows: 2 of 13 rows differ" in errors[0]
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,15 @@ def test_head_is_get_without_the_body(http: httpx.Client, path: str) -> None:
 
 def test_server_info_tells_what_was_measured_and_where_the_limits_are(http: httpx.Client, service: Service) -> None:
     info = http.get("/v1/server_info").json()
-    assert info["exactness"]["level"] == "L0"
+    exactness = info["exactness"]
+    assert exactness["level"] == "L0"
+    names = {check["name"] for check in exactness["checks"]}
+    assert {"finite logits", "each place in a tile", "sampling", "logprobs"} <= names
+    assert any(name.startswith("128 rows with a prefill") for name in names)  # the token budget
+    assert exactness["padding"].startswith("rows to tiles of 16")
+    assert isinstance(exactness["cached"], bool)
+    assert info["kernels"]["setting"] in ("auto", "torch")
+    assert info["kernels"]["forward"] == "torch"
     assert info["executor"]
     assert info["model"]["served_names"] == [MODEL_NAME]
     assert info["kv_cache"]["num_blocks"] == service.settings.num_blocks

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from torch import Tensor
 
+from model.errors import ModelError
+from model.exactness import ExactnessCheck, ExactnessReport
 from model.kernels import get_kernels
-from model.probe import ExactnessCheck, ExactnessReport
 from specdec.probe import probe_sampling
 from specdec.sampling import Sampler
 from tests.specdec.builders import NumpyKernels
@@ -47,3 +48,20 @@ def test_a_failed_check_takes_the_level_with_it() -> None:
     worse = report.with_checks((ExactnessCheck("a", True, ""), ExactnessCheck("b", False, "2 differ")))
     assert worse.level == "L2"
     assert "b: 2 differ" in worse.detail
+
+
+def test_only_a_batch_of_some_size_may_be_wrong_and_is_found() -> None:
+    class Odd(NumpyKernels):
+        def logsumexp_rows(self, logits: Tensor) -> Tensor:
+            return super().logsumexp_rows(logits) + 1e-13 * (logits.shape[0] == 5)
+
+    checks = probe_sampling(Sampler(Odd()), VOCAB)
+    assert [check.name for check in checks if not check.passed] == ["logprobs"]
+    assert "5 normalisers of 5 rows differ" in checks[1].detail
+
+
+def test_a_required_level_that_is_not_reached_is_an_error_with_the_reason() -> None:
+    exact = ExactnessReport("L0", (), "the forward is exact")
+    exact.require_exact("some model")
+    with pytest.raises(ModelError, match="some model reaches exactness L2 only, and L0 is required: b: 2 differ"):
+        exact.with_checks((ExactnessCheck("b", False, "2 differ"),)).require_exact("some model")
