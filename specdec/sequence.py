@@ -17,11 +17,20 @@ class Sequence:
 
     A decoding sequence has ``num_computed == len(tokens) - 1`` between steps: the last token has no
     KV yet. Prefill, a prefix-cache hit and resuming after preemption only start further left.
+    ``prediction_token_ids`` is what the client expects the output to be like, a hint for drafters without effect on it.
     """
 
-    __slots__ = ("num_computed", "num_prompt_tokens", "params", "seq_id", "table", "tokens")
+    __slots__ = ("num_computed", "num_prompt_tokens", "params", "prediction_token_ids", "seq_id", "table", "tokens")
 
-    def __init__(self, seq_id: int, prompt_token_ids: list[int], params: SamplingParams, table: BlockTable) -> None:
+    def __init__(
+        self,
+        seq_id: int,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        table: BlockTable,
+        *,
+        prediction_token_ids: tuple[int, ...] = (),
+    ) -> None:
         if not prompt_token_ids:
             raise ValueError(f"sequence {seq_id} has an empty prompt")
         self.seq_id = seq_id
@@ -29,6 +38,7 @@ class Sequence:
         self.num_prompt_tokens = len(prompt_token_ids)
         self.params = params
         self.table = table
+        self.prediction_token_ids = prediction_token_ids
         self.num_computed = 0
 
     @property
