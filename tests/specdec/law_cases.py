@@ -18,7 +18,7 @@ PENALTIES = replace(BASE, repetition_penalty=1.3, frequency_penalty=0.6, presenc
 MASKS = replace(
     BASE,
     allowed_token_ids=(0, 1, 2, 3),
-    bad_words=((3,), (1, 0)),
+    bad_words=((3, 1), (1, 0)),
     min_tokens=1,
     stop_token_ids=STOPS,
     logit_bias=((1, 0.5),),

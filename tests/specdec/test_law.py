@@ -111,9 +111,13 @@ def run_step(
     sampler: Sampler | None,
 ) -> tuple[list[list[int]], int, int]:
     """Emitted ids by seed, drafts proposed, drafts accepted."""
-    blocks = len(some) * (-(-(len(prompt) + params.max_tokens + 4) // 16) + 1)
     bench = Bench(
-        target, drafter=drafter, k=3 if drafter else 0, block_size=16, num_blocks=blocks, sampler=sampler or Sampler()
+        target,
+        drafter=drafter,
+        k=3 if drafter else 0,
+        block_size=32,
+        num_blocks=len(some) * (-(-(len(prompt) + params.max_tokens + 4) // 32) + 1),
+        sampler=sampler or Sampler(),
     )
     for seed in some.tolist():
         bench.add(prompt, replace(params, seed=seed))
@@ -138,8 +142,8 @@ def test_the_step_emits_the_keyed_paths_with_any_drafts(name: str, drafter: str)
     assert accepted < drafted or not drafted
 
 
-LONG = 512  # output tokens
-SEQUENCES = 34  # by drafter
+LONG = 128  # output tokens
+SEQUENCES = 136  # by drafter
 LATE_TARGET = TableExecutor(VOCAB, periods=1, seed=8)  # the last token alone decides: a Markov chain
 LATE = replace(BASE, max_tokens=LONG, temperature=1.2, min_p=0.1)
 
