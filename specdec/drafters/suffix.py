@@ -178,6 +178,15 @@ class SuffixDrafter:
             if track.salt is not None:
                 self._store(track, track.salt, 1)
 
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless texts, trees, store and bytes agree."""
+        self.store.check_integrity()
+        trees = [track.tree for track in self._tracks.values() if track.tree is not None]
+        for tree in trees:
+            tree.check_integrity()
+        assert self._own_bytes == sum(tree.memory_bytes for tree in trees) <= self._max_own_bytes, self._own_bytes
+        assert len(self._tracks) <= self._max_sequences, len(self._tracks)
+
     def _reader(self, law: MatchLaw, vocab_size: int) -> ContinuationReader:
         policy = self.policy
         confidence = law.table(policy.max_match, policy.max_occurrences)
@@ -217,7 +226,7 @@ class SuffixDrafter:
         return best
 
     def _follow(self, sequence: Sequence, stored: int) -> _Track:
-        """The sequence's track; if its tokens are not those seen, a new one that takes ``tokens[:stored]`` as stored."""
+        """The sequence's track: a new one, with ``tokens[:stored]`` as stored, if the tokens are not those seen."""
         seq_id, tokens, table = sequence.seq_id, sequence.tokens, sequence.table
         track = self._tracks.get(seq_id)
         if track is not None and track.follows(tokens):

@@ -114,7 +114,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 TestStoreMachine = StoreMachine.TestCase
-TestStoreMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestStoreMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
 def test_what_was_said_under_one_salt_is_not_found_under_another() -> None:

@@ -1,0 +1,601 @@
+"""The suffix drafter against a search through the own text and the store, and in the step."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from bench.prompts import COPY
+from kvcache.table import BlockTable
+from specdec.drafters.base import Drafter, DraftRequest
+from specdec.drafters.confidence import OWN_TEXT, PAST_OUTPUTS, MatchLaw
+from specdec.drafters.ngram import NgramDrafter
+from specdec.drafters.output_store import OutputStore
+from specdec.drafters.registry import make_drafter
+from specdec.drafters.scored import ScoredDraft
+from specdec.drafters.suffix import SuffixDrafter, SuffixPolicy
+from specdec.params import SamplingParams
+from specdec.sequence import Sequence
+from tests.specdec.builders import Bench, alone, prompts
+
+VOCAB = 50
+EAGER = SuffixPolicy(min_probability=0.0)
+
+
+def sequence(
+    tokens: list[int],
+    seq_id: int = 0,
+    *,
+    stop_token_ids: frozenset[int] = frozenset(),
+    prediction: tuple[int, ...] = (),
+    salt: bytes = b"",
+    private: bool = False,
+) -> Sequence:
+    params = SamplingParams(seed=0, stop_token_ids=stop_token_ids)
+    return Sequence(seq_id, tokens, params, BlockTable(16, salt, private=private), prediction_token_ids=prediction)
+
+
+def drafter(policy: SuffixPolicy = EAGER, **sizes: int) -> SuffixDrafter:
+    return SuffixDrafter(vocab_size=VOCAB, policy=policy, **sizes)
+
+
+def scored(suffix: SuffixDrafter, seq: Sequence, max_drafts: int = 4) -> ScoredDraft:
+    (draft,) = suffix.propose_scored([DraftRequest(seq, max_drafts)])
+    return draft
+
+
+def propose(suffix: SuffixDrafter, seq: Sequence, max_drafts: int = 4) -> list[int]:
+    (draft,) = suffix.propose([DraftRequest(seq, max_drafts)])
+    return draft
+
+
+def say(suffix: SuffixDrafter, seq: Sequence, tokens: list[int]) -> None:
+    seq.tokens += tokens
+    suffix.update(seq, len(tokens))
+
+
+# --- naive: a search through all texts ---
+
+
+@dataclass
+class Text:
+    """Tokens, of which ``tokens[first:stop]`` are occurrences of what stands before them."""
+
+    tokens: list[int]
+    first: int
+    stop: int
+    endless: bool = False  # reading goes on in the draft
+
+
+def naive_draft(
+    texts: list[Text], query: list[int], max_drafts: int, law: MatchLaw, policy: SuffixPolicy
+) -> tuple[int, list[int], list[float]]:
+    for length in range(min(policy.max_match, len(query)), policy.min_match - 1, -1):
+        places = [
+            (text, at)
+            for text in texts
+            for at in range(max(text.first, length), text.stop)
+            if text.tokens[at - length : at] == query[-length:]
+        ]
+        if places:
+            break
+    else:
+        return 0, [], []
+    alive = places[-policy.max_occurrences :]
+    draft: list[int] = []
+    cumulative: list[float] = []
+    probability = 1.0
+    while len(draft) < policy.max_drafts(length, max_drafts):
+        readable = []
+        for text, at in alive:
+            source = text.tokens + draft if text.endless else text.tokens
+            if at + len(draft) < len(source):
+                readable.append((text, at, source[at + len(draft)]))
+        if not readable:
+            break
+        counts = Counter(token for _, _, token in readable)
+        most = max(counts.values())
+        token = next(token for _, _, token in reversed(readable) if counts[token] == most)
+        probability *= law.confidence(min(length + len(draft), policy.max_match), most, len(readable))
+        if probability < policy.min_probability or token >= VOCAB:
+            break
+        draft.append(token)
+        cumulative.append(probability)
+        alive = [(text, at) for text, at, found in readable if found == token]
+    return length, draft, cumulative
+
+
+class SuffixMachine(RuleBasedStateMachine):
+    """Any history of growth, rollback, restarts, releases and salts leaves the drafts those of a search."""
+
+    TOKENS = st.integers(0, 2)
+    UNIT, AHEAD = 4, 2
+    POLICY = SuffixPolicy(max_match=5, max_occurrences=3, min_probability=0.02)
+    SALTS = (b"", b"", b"a", b"b")
+
+    @initialize(min_match=st.integers(1, 2), prediction=st.lists(TOKENS, max_size=8))
+    def build(self, min_match: int, prediction: list[int]) -> None:
+        self.policy = replace(self.POLICY, min_match=min_match)
+        self.suffix = drafter(self.policy, max_sequences=3)
+        self.suffix.store = OutputStore(
+            unit_tokens=self.UNIT,
+            ahead_tokens=self.AHEAD,
+            max_depth=self.policy.max_match,
+            max_recent=self.policy.max_occurrences,
+        )
+        self.units: dict[bytes, list[Text]] = {salt: [] for salt in self.SALTS}
+        self.known: dict[int, int] = {}  # seq_id: tokens that need not go to the store; the order is that of use
+        self.sequences = {
+            i: sequence([0, 1, 2], i, salt=salt, prediction=tuple(prediction) if i == 1 else ())
+            for i, salt in enumerate(self.SALTS)
+        }
+
+    def use(self, seq_id: int, stored: int) -> None:
+        self.known[seq_id] = self.known.pop(seq_id, stored)
+        if len(self.known) > 3:
+            self.forget(next(iter(self.known)))
+
+    def keep(self, seq_id: int, at_least: int) -> None:
+        tokens, table = self.sequences[seq_id].tokens, self.sequences[seq_id].table
+        while len(tokens) - self.known[seq_id] >= at_least:
+            first = self.known[seq_id]
+            start = max(0, first - self.policy.max_match)
+            unit = tokens[first : first + self.UNIT]
+            text = tokens[start:first] + unit + tokens[first + len(unit) :][: self.AHEAD]
+            self.units[table.salt].append(Text(text, first - start, first - start + len(unit)))
+            self.known[seq_id] = first + len(unit)
+
+    def forget(self, seq_id: int) -> None:
+        if seq_id in self.known:
+            self.keep(seq_id, 1)
+            del self.known[seq_id]
+
+    @rule(seq_id=st.integers(0, 3), tokens=st.lists(TOKENS, min_size=1, max_size=9))
+    def emit(self, seq_id: int, tokens: list[int]) -> None:
+        seq = self.sequences[seq_id]
+        before = len(seq.tokens)
+        say(self.suffix, seq, tokens)
+        self.use(seq_id, before)
+        self.keep(seq_id, self.UNIT + self.AHEAD)
+
+    @rule(seq_id=st.integers(0, 3))
+    def release(self, seq_id: int) -> None:
+        self.suffix.release(seq_id)
+        self.forget(seq_id)
+
+    @rule(seq_id=st.integers(0, 3), tokens=st.lists(TOKENS, min_size=1, max_size=12))
+    def start_over_with_other_tokens(self, seq_id: int, tokens: list[int]) -> None:
+        old = self.sequences[seq_id]
+        new = sequence(tokens, seq_id, salt=old.table.salt, prediction=old.prediction_token_ids)
+        self.sequences[seq_id] = new
+        assert isinstance(propose(self.suffix, new, 1), list)
+        self.known.pop(seq_id, None)
+        self.use(seq_id, len(tokens))
+
+    @rule(seq_id=st.integers(0, 3), count=st.integers(1, 4))
+    def shrink(self, seq_id: int, count: int) -> None:
+        tokens = self.sequences[seq_id].tokens
+        if len(tokens) > count:
+            del tokens[-count:]
+            assert isinstance(propose(self.suffix, self.sequences[seq_id], 1), list)
+            self.known.pop(seq_id, None)
+            self.use(seq_id, len(tokens))
+
+    @rule(seq_ids=st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=True), max_drafts=st.integers(1, 6))
+    def propose(self, seq_ids: list[int], max_drafts: int) -> None:
+        drafts = self.suffix.propose_scored([DraftRequest(self.sequences[i], max_drafts) for i in seq_ids])
+        for seq_id, draft in zip(seq_ids, drafts, strict=True):
+            self.use(seq_id, len(self.sequences[seq_id].tokens))
+            seq = self.sequences[seq_id]
+            own = [Text(seq.tokens, 1, len(seq.tokens), endless=True)]
+            if seq.prediction_token_ids:
+                head = seq.tokens[max(0, seq.num_prompt_tokens - self.policy.max_match) : seq.num_prompt_tokens]
+                predicted = [*head, *seq.prediction_token_ids]
+                own.insert(0, Text(predicted, len(head), len(predicted)))
+            found = naive_draft(own, seq.tokens, max_drafts, OWN_TEXT, self.policy)
+            source = "own"
+            if found[0] < self.policy.max_match:
+                other = naive_draft(self.units[seq.table.salt], seq.tokens, max_drafts, PAST_OUTPUTS, self.policy)
+                if sum(other[2]) > sum(found[2]):
+                    found, source = other, "store"
+            length, ids, cumulative = found
+            expected = ScoredDraft(ids, cumulative, length, source) if ids else ScoredDraft([], [])
+            assert draft.token_ids == expected.token_ids
+            assert draft.cumulative == pytest.approx(expected.cumulative)
+            assert (draft.match_length, draft.source) == (expected.match_length, expected.source)
+
+    @invariant()
+    def counts_hold(self) -> None:
+        if hasattr(self, "suffix"):
+            self.suffix.check_integrity()
+            assert self.suffix.num_sequences == len(self.known)
+            assert self.suffix.store.num_tokens == sum(
+                unit.stop - unit.first for held in self.units.values() for unit in held
+            )
+
+
+TestSuffixMachine = SuffixMachine.TestCase
+TestSuffixMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+@given(
+    tokens=st.lists(st.integers(0, 2), min_size=1, max_size=40),
+    max_drafts=st.integers(1, 12),
+    policy=st.builds(
+        SuffixPolicy,
+        max_match=st.integers(2, 6),
+        max_occurrences=st.integers(2, 5),
+        min_probability=st.sampled_from([0.0, 0.1, 0.3, 0.6]),
+        max_drafts_per_match=st.sampled_from([1.0, 2.0, float("inf")]),
+        max_drafts_offset=st.integers(-1, 1),
+    ),
+)
+def test_same_drafts_as_a_search_through_the_text(tokens: list[int], max_drafts: int, policy: SuffixPolicy) -> None:
+    draft = scored(drafter(policy), sequence(tokens), max_drafts)
+    _, ids, cumulative = naive_draft([Text(tokens, 1, len(tokens), endless=True)], tokens, max_drafts, OWN_TEXT, policy)
+    assert draft.token_ids == ids
+    assert draft.cumulative == pytest.approx(cumulative)
+
+
+# --- what a draft is ---
+
+
+@pytest.mark.parametrize(
+    ("tokens", "draft"),
+    [
+        ([1], []),
+        ([1, 2], []),
+        ([1, 2, 3, 1, 2], [3, 1, 2, 3]),
+        ([1, 2, 3, 9, 1, 2, 4, 9, 1, 2], [4, 9, 1, 2]),  # as often one as the other: the newer
+        ([1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 4, 7, 1, 2], [3, 8, 1, 2]),  # the more frequent one, though it is older
+        ([7, 1, 2, 3, 9, 1, 2, 4, 9, 7, 1, 2], [3, 9, 1, 2]),  # a longer match wins over a newer one
+        ([5, 5], [5, 5, 5, 5]),
+    ],
+)
+def test_draft_is_what_followed_the_longest_match_most_often(tokens: list[int], draft: list[int]) -> None:
+    assert propose(drafter(), sequence(tokens)) == draft
+
+
+def test_longer_and_more_often_confirmed_matches_draft_further() -> None:
+    def reach(match: int, times: int) -> int:
+        rng = random.Random(0)
+        tokens: list[int] = []
+        passage = list(range(10, 10 + match)) + list(range(30, 46))
+        for separator in range(times):
+            tokens += [separator, *passage]
+        tokens += [rng.randrange(5, 9), *passage[:match]]
+        return len(propose(drafter(SuffixPolicy(min_probability=0.5)), sequence(tokens), 16))
+
+    assert reach(2, 1) < reach(6, 1) < reach(12, 1)
+    assert reach(2, 1) < reach(2, 2) < reach(2, 4)
+
+
+def test_disagreement_lowers_the_estimate_and_shortens_the_draft() -> None:
+    agreeing = [1, 2, 3, 4, 5, 6, 7, 8] * 3 + [1, 2, 3]
+    disagreeing = [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 9, 7, 8, 1, 2, 3, 4, 5, 6, 9, 8, 1, 2, 3]
+    first, second = (scored(drafter(), sequence(tokens), 8) for tokens in (agreeing, disagreeing))
+    assert first.token_ids[:2] == second.token_ids[:2]
+    assert second.cumulative[2] < first.cumulative[2]
+    cautious = SuffixPolicy(min_probability=0.4)
+    lengths = [len(propose(drafter(cautious), sequence(tokens), 8)) for tokens in (agreeing, disagreeing)]
+    assert lengths[1] < lengths[0]
+
+
+def test_estimates_never_rise_along_a_draft_and_are_probabilities() -> None:
+    rng = random.Random(3)
+    suffix = drafter()
+    for seq_id in range(20):
+        draft = scored(suffix, sequence([rng.randrange(4) for _ in range(60)], seq_id), 12)
+        assert len(draft.cumulative) == len(draft.token_ids)
+        assert all(0.0 < later <= earlier <= 1.0 for earlier, later in zip([1.0, *draft.cumulative], draft.cumulative))  # noqa: B905
+        assert draft.expected_accepted == pytest.approx(sum(draft.cumulative))
+
+
+def test_a_draft_can_be_kept_shorter_than_its_match() -> None:
+    tokens = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4]
+    shorter = SuffixPolicy(min_probability=0.0, max_drafts_per_match=1.0, max_drafts_offset=-1)
+    assert propose(drafter(shorter), sequence(tokens), 8) == [5, 6, 7]
+    assert propose(drafter(shorter), sequence([1, 2, 1]), 8) == []
+    assert propose(drafter(), sequence(tokens), 8) == [5, 6, 7, 8, 9, 1, 2, 3]
+
+
+def test_draft_ends_with_the_first_stop_token() -> None:
+    stops = frozenset({9})
+    assert propose(drafter(), sequence([1, 2, 3, 9, 4, 1, 2], stop_token_ids=stops)) == [3, 9]
+    twice = [1, 2, 3, 9, 4, 1, 2, 3, 9, 4, 1, 2]
+    assert propose(drafter(), sequence(twice, stop_token_ids=stops)) == [3, 9]
+
+
+def test_draft_stays_within_the_vocabulary() -> None:
+    assert propose(drafter(), sequence([1, 2, 3, VOCAB, 4, 1, 2])) == [3]
+    twice = [1, 2, 3, VOCAB, 4, 1, 2, 3, VOCAB, 4, 1, 2]
+    assert propose(drafter(), sequence(twice)) == [3]
+    assert propose(drafter(), sequence([VOCAB - 1, 0, VOCAB - 1]), 2) == [0, VOCAB - 1]
+
+
+def test_sequence_is_not_mutated_and_answers_are_the_caller_s() -> None:
+    suffix, seq = drafter(), sequence([1, 2, 3, 1, 2])
+    first = propose(suffix, seq, 8)
+    expected = list(first)
+    first.clear()
+    assert seq.tokens == [1, 2, 3, 1, 2]
+    assert propose(suffix, seq, 8) == expected
+    nothing = sequence([1], 1)
+    propose(suffix, nothing).append(3)
+    assert propose(suffix, nothing) == []
+
+
+# --- prediction ---
+
+
+def test_a_prediction_is_drafted_from_the_first_token_on() -> None:
+    seq = sequence([1, 2, 3], prediction=(20, 21, 22, 23))
+    assert propose(drafter(), seq) == [20, 21, 22, 23]
+
+
+def test_a_prediction_is_taken_up_again_after_a_deviation() -> None:
+    suffix = drafter()
+    seq = sequence([1, 2, 3], prediction=(20, 21, 22, 23, 24, 25))
+    say(suffix, seq, [20, 40, 22, 23])
+    assert propose(suffix, seq) == [24, 25]
+
+
+# --- the store ---
+
+
+def test_an_output_helps_later_requests_of_its_salt_and_no_others() -> None:
+    suffix = drafter()
+    first = sequence([1, 2, 3], 0, salt=b"a")
+    propose(suffix, first)
+    say(suffix, first, [20, 21, 22, 23, 24, 25])
+    suffix.release(0)
+    mine, others = sequence([4, 20, 21], 1, salt=b"a"), sequence([4, 20, 21], 2, salt=b"b")
+    found = scored(suffix, mine, 3)
+    assert (found.token_ids, found.source) == ([22, 23, 24], "store")
+    assert propose(suffix, others, 3) == []
+    assert propose(suffix, sequence([4, 20, 21], 3), 3) == []
+
+
+def test_prompts_are_not_given_to_others() -> None:
+    suffix = drafter()
+    first = sequence([1, 20, 21, 22, 23, 24], 0)
+    propose(suffix, first)
+    say(suffix, first, [30])
+    suffix.release(0)
+    assert propose(suffix, sequence([5, 20, 21], 1)) == []
+
+
+def test_running_outputs_are_shared_before_they_end() -> None:
+    suffix = drafter()
+    tokens = [i % VOCAB for i in range(7, 7 + 40)] + [i * 7 % VOCAB for i in range(40)]
+    running = sequence([1], 0)
+    for token in tokens:
+        say(suffix, running, [token])
+    other = sequence([3, *tokens[:4]], 1)
+    assert propose(suffix, other) == tokens[4:8]
+
+
+def test_a_preempted_sequence_gives_its_output_once() -> None:
+    suffix = drafter()
+    seq = sequence([1, 2, 3], 0)
+    for part in ([20, 21], [22, 23, 24], [25]):
+        propose(suffix, seq)
+        say(suffix, seq, part)
+        suffix.release(0)  # preempted, or ended at last
+    assert suffix.store.num_tokens == seq.num_output_tokens
+
+
+def test_a_sequence_that_never_drafts_feeds_the_store() -> None:
+    suffix = drafter()
+    silent = sequence([1, 2, 3], 0)
+    for part in ([20, 21], [22, 23]):
+        say(suffix, silent, part)
+    suffix.release(0)
+    assert propose(suffix, sequence([20, 21], 1), 2) == [22, 23]
+
+
+def test_a_private_table_gives_nothing_to_the_store_and_takes_nothing() -> None:
+    suffix = drafter()
+    for seq_id, private in enumerate((True, False)):
+        seq = sequence([1], seq_id, private=private)
+        say(suffix, seq, [20 + seq_id, 30, 31])
+        suffix.release(seq_id)
+    assert suffix.store.num_tokens == 3
+    assert propose(suffix, sequence([21, 30], 5, private=True)) == []
+    assert propose(suffix, sequence([21, 30], 6)) == [31]
+
+
+def test_without_a_store_nothing_is_kept_of_the_past() -> None:
+    suffix = drafter(max_store_bytes=0)
+    first = sequence([1], 0)
+    say(suffix, first, [20, 21, 22])
+    suffix.release(0)
+    assert propose(suffix, sequence([20, 21], 1)) == []
+    assert suffix.memory_bytes > 0
+    suffix.release(1)
+    assert suffix.memory_bytes == 0
+
+
+# --- state and memory ---
+
+
+def test_release_frees_the_own_text_and_unknown_ids_are_fine() -> None:
+    suffix = drafter(max_store_bytes=0)
+    propose(suffix, sequence([1, 2, 3], 5))
+    assert (suffix.num_sequences, suffix.memory_bytes > 0) == (1, True)
+    suffix.release(5)
+    suffix.release(5)
+    assert (suffix.num_sequences, suffix.memory_bytes) == (0, 0)
+
+
+def test_a_text_for_which_there_is_no_room_is_done_without() -> None:
+    suffix = drafter(max_own_bytes=30_000)
+    first = sequence([i % 3 for i in range(20)], 0)
+    assert propose(suffix, first)
+    crowd = sequence([i % 3 for i in range(100)], 1)
+    assert propose(suffix, crowd) == []
+    for _ in range(60):
+        say(suffix, first, [1])
+        suffix.check_integrity()
+    suffix.release(0)
+    assert propose(suffix, sequence([i % 3 for i in range(20)], 2))
+
+
+def soak_tokens(kind: str) -> list[int]:
+    rng = random.Random(1)
+    if kind == "random":
+        return [rng.randrange(VOCAB) for _ in range(100_000)]
+    return [i % 7 if rng.random() > 0.001 else rng.randrange(VOCAB) for i in range(100_000)]
+
+
+@pytest.mark.parametrize("kind", ["random", "repetitive"])
+def test_memory_stays_within_its_bound_over_100_000_tokens(kind: str) -> None:
+    tokens = soak_tokens(kind)
+    suffix = drafter(SuffixPolicy(max_match=16), max_store_bytes=300_000, max_own_bytes=400_000)
+    largest = 0
+    for first in range(0, len(tokens), 500):
+        seq = sequence([1, 2, 3], first, salt=b"a" if first % 3000 else b"b")
+        for at in range(first, first + 500, 5):
+            if at % 100 == 0:
+                propose(suffix, seq)
+            say(suffix, seq, tokens[at : at + 5])
+        largest = max(largest, suffix.memory_bytes)
+        assert suffix.memory_bytes <= suffix.max_memory_bytes
+        suffix.release(first)
+    suffix.check_integrity()
+    assert suffix.store.num_evicted > 0  # the bound was met, not only kept
+    assert largest > 0.5 * suffix.store.max_bytes
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"min_match": 0}, "got 0"),
+        ({"min_match": 5, "max_match": 4}, "got 5 and 4"),
+        ({"max_occurrences": 1}, "got 1"),
+        ({"min_probability": 1.5}, "got 1.5"),
+        ({"max_drafts_per_match": -1.0}, "got -1.0"),
+    ],
+)
+def test_impossible_policies_are_refused(sizes: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SuffixPolicy(**sizes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("sizes", [{"max_sequences": 0}, {"max_own_bytes": -1}])
+def test_impossible_sizes_are_refused(sizes: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(sizes.values()))}"):
+        drafter(**sizes)
+
+
+# --- estimates against truth ---
+
+
+def test_a_draft_is_counted_up_to_its_first_wrong_token() -> None:
+    suffix = drafter()
+    seq = sequence([1, 2, 3, 4, 5, 6, 1, 2])
+    draft = scored(suffix, seq, 4)
+    assert draft.token_ids == [3, 4, 5, 6]
+    say(suffix, seq, [3, 4, 9])
+    bins = suffix.reliability.bins
+    assert (sum(one.tried for one in bins), sum(one.right for one in bins)) == (3, 2)
+    estimates = [
+        draft.cumulative[0],
+        draft.cumulative[1] / draft.cumulative[0],
+        draft.cumulative[2] / draft.cumulative[1],
+    ]
+    assert sum(one.predicted for one in bins) == pytest.approx(sum(estimates))
+
+
+def test_tokens_that_were_not_proposed_to_are_not_counted() -> None:
+    suffix = drafter()
+    seq = sequence([1, 2, 3, 1, 2])
+    propose(suffix, seq, 1)
+    say(suffix, seq, [3])
+    say(suffix, seq, [1])
+    assert sum(one.tried for one in suffix.reliability.bins) == 1
+
+
+# --- in the step ---
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("k", [1, 4, 9])
+def test_output_is_the_output_without_drafts(temperature: float, k: int) -> None:
+    """Requests of two salts that come one after the other, choices of one prompt, and preemption in between."""
+    texts = prompts(3) + [prompts(3)[2]] * 2
+    suffix = SuffixDrafter(vocab_size=40, policy=SuffixPolicy(min_probability=0.02))
+    bench = Bench(drafter=suffix, k=k)
+    params = [
+        SamplingParams(seed=i, temperature=temperature, max_tokens=30, stop_token_ids=frozenset({3})) for i in range(5)
+    ]
+    for _round in range(2):
+        ids = [bench.add(text, own) for text, own in zip(texts, params, strict=True)]
+        for _step in range(3):
+            bench.run_step()
+        for seq_id in list(bench.sequences)[:2]:
+            bench.preempt(seq_id)
+        bench.run()
+        for seq_id, text, own in zip(ids, texts, params, strict=True):
+            expected = alone(text, own)
+            assert bench.results[seq_id].token_ids == expected.token_ids
+            assert bench.results[seq_id].finish_reason == expected.finish_reason
+    assert bench.step.num_drafter_failures == 0
+    assert sum(step.stats.num_accepted for step in bench.steps) > 0
+    suffix.check_integrity()
+
+
+# --- what it is worth ---
+
+
+def pieces(text: str, vocabulary: dict[str, int]) -> list[int]:
+    """Words with the space before them, and single characters."""
+    return [vocabulary.setdefault(piece, len(vocabulary)) for piece in re.findall(r" ?\w+|[^\w]", text)]
+
+
+def copies() -> list[tuple[str, str]]:
+    """The copy prompts, with what they ask for."""
+    repeat, rename, chorus, begun = (prompt.text for prompt in COPY)
+    text = repeat.split("exactly:\n")[1].split("<|im_end|>")[0]
+    code = rename.split("all of it:\n")[1].split("<|im_end|>")[0]
+    return [
+        (repeat, text),
+        (rename, code.replace("middle", "mid")),
+        (chorus, chorus),
+        (begun, begun.split("\n\n")[0][90:]),
+    ]
+
+
+def acceptance(make: Drafter, k: int) -> tuple[int, int, int]:
+    """Drafted and accepted tokens and steps when the copy prompts are answered as they ask."""
+    vocabulary: dict[str, int] = {}
+    drafted = accepted = steps = 0
+    for seq_id, (prompt, answer) in enumerate(copies()):
+        seq = Sequence(seq_id, pieces(prompt, vocabulary), SamplingParams(seed=0), BlockTable(16))
+        left = pieces(answer, vocabulary)
+        while left:
+            (draft,) = make.propose([DraftRequest(seq, k)])
+            matched = 0
+            while matched < min(len(draft), len(left) - 1) and draft[matched] == left[matched]:
+                matched += 1
+            drafted, accepted, steps = drafted + len(draft), accepted + matched, steps + 1
+            seq.tokens += left[: matched + 1]
+            left = left[matched + 1 :]
+            make.update(seq, matched + 1)
+        make.release(seq_id)
+    return drafted, accepted, steps
+
+
+@pytest.mark.parametrize("k", [4, 8])
+def test_copies_are_accepted_better_than_n_gram_drafts(k: int) -> None:
+    ngram_drafted, ngram_accepted, ngram_steps = acceptance(NgramDrafter(vocab_size=1000), k)
+    drafted, accepted, steps = acceptance(make_drafter("suffix", 1000), k)
+    assert accepted / drafted > ngram_accepted / ngram_drafted
+    assert steps <= ngram_steps
