@@ -108,6 +108,7 @@ class OfflineEngine:
             drafters={chosen.name: chosen} if k else {},
             default_drafter=chosen.name if k else None,
             sampler=Sampler(get_kernels(choice=config.kernels)),
+            ledger=self.ledger,
         )
         self.scheduler = Scheduler(
             self.manager,

@@ -19,57 +19,21 @@ Same threads as the manager: whoever may use that may use this.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcache.ledger_rows import Claim, ForwardRows, StepView, digests, look
+from kvcache.ledger_rows import Claim, ForwardRows, StepView, look
 from kvcache.table import BlockTable
+from kvcache.violation import LedgerError, Violation
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 WRITTEN, VERIFIED, ROLLED_BACK = 1, 2, 3
 _STATES = {0: "unwritten", WRITTEN: "written in this step", VERIFIED: "verified", ROLLED_BACK: "rolled back"}
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """One thing that a forward would have done wrong. Plain data; -1 where a number does not apply."""
-
-    kind: str  # see docs/exactness.md
-    step: int  # checked forwards, from 1
-    seq_id: int
-    position: int
-    block: int
-    slot: int
-    expected: str
-    found: str
-
-    def __str__(self) -> str:
-        where = "".join(
-            f", {name} {value}"
-            for name, value in (("position", self.position), ("block", self.block), ("slot", self.slot))
-            if value >= 0
-        )
-        return (
-            f"ledger, step {self.step}: {self.kind}: sequence {self.seq_id}{where}: "
-            f"expected {self.expected}, found {self.found}"
-        )
-
-    def facts(self) -> dict[str, Any]:
-        """For a structured log line."""
-        return {f"ledger_{name}": value for name, value in asdict(self).items()}
-
-
-class LedgerError(RuntimeError):
-    """A forward that must not run, or a commit that must not stand."""
-
-    def __init__(self, violation: Violation) -> None:
-        super().__init__(str(violation))
-        self.violation = violation
 
 
 class _Holder:
@@ -93,8 +57,7 @@ class _Open:
 
     holder: _Holder
     start: int
-    token_ids: Ints
-    slots: Ints
+    token_ids: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +95,7 @@ class Ledger:
         self._salts: dict[int, bytes] = {}  # of committed blocks
         self._holders: dict[int, _Holder] = {}
         self._open: list[_Open] = []
+        self._open_slots = np.empty(0, dtype=np.int64)
         self._commits: list[_Commit] = []
 
     # -- what pool and manager tell (kvcache.observer.CacheObserver) -----------------------------------------------
@@ -200,9 +164,13 @@ class Ledger:
             for array, before in undo:
                 array[view.slots] = before
             raise
-        for s, holder in enumerate(holders):
-            part = slice(int(view.row_starts[s]), int(view.row_starts[s + 1]))
-            self._open.append(_Open(holder, int(view.starts[s]), view.token_ids[part], view.slots[part]))
+        self._open_slots = view.slots
+        self._open = [
+            _Open(holder, int(start), view.token_ids[begin:end].tolist())
+            for holder, start, begin, end in zip(
+                holders, view.starts, view.row_starts[:-1], view.row_starts[1:], strict=True
+            )
+        ]
         self.rows_checked += len(view.slots)
         self.positions_checked += len(view.read_slots)
 
@@ -212,13 +180,13 @@ class Ledger:
         Rows whose token became part of their sequence are verified, the others are rolled back. Raises LedgerError
         if a block was committed that holds something else.
         """
+        kept: list[bool] = []
         for rows, now in zip(self._open, tokens, strict=True):
-            known = np.asarray(now[rows.start : rows.start + len(rows.token_ids)], dtype=np.int64)
-            same = known == rows.token_ids[: len(known)]
-            kept = len(same) if same.all() else int(same.argmin())
-            self._state[rows.slots[:kept]] = VERIFIED
-            self._state[rows.slots[kept:]] = ROLLED_BACK
-            rows.holder.length = rows.start + kept
+            ids, known = rows.token_ids, now[rows.start : rows.start + len(rows.token_ids)]
+            count = next((i for i, (a, b) in enumerate(zip(ids, known, strict=False)) if a != b), len(known))
+            kept += [i < count for i in range(len(ids))]
+            rows.holder.length = rows.start + count
+        self._state[self._open_slots] = np.where(kept, VERIFIED, ROLLED_BACK)
         self._open.clear()
         self._check_commits()
 
@@ -234,9 +202,9 @@ class Ledger:
 
     def _abandon(self) -> None:
         """A forward whose outcome was never settled: whether it wrote is unknown."""
-        for rows in self._open:
-            self._state[rows.slots] = ROLLED_BACK
-        self._open.clear()
+        if self._open:
+            self._state[self._open_slots] = ROLLED_BACK
+            self._open.clear()
 
     def _claimant(self, claim: Claim) -> _Holder:
         holder = self._holder(claim.table)
@@ -326,35 +294,27 @@ class Ledger:
         return ", ".join(names) or "nobody known"
 
     def _check_writes(self, view: StepView) -> None:
-        """No row writes what is committed or shared, and no two rows write the same slot."""
+        """No row writes into a block that is committed or that others hold too."""
         blocks = view.slots // self.block_size
         shared = (self._references[blocks] > 1) | (self._committed_in[blocks] == self._generation[blocks])
         if shared.any():
             row = int(shared.argmax())
             self._raise_row("write into a committed block", view, row, "a block of its own, not committed")
-        _, first, counts = np.unique(view.slots, return_index=True, return_counts=True)
-        if len(first) < len(view.slots):
-            slot = view.slots[first[counts > 1][0]]
-            row = int(np.flatnonzero(view.slots == slot)[1])
-            self._raise_row("two rows write one slot", view, row, "a slot of its own")
 
     def _write(self, view: StepView) -> list[tuple[NDArray[Any], NDArray[Any]]]:
         """Note the rows as written; returns what stood there before."""
-        slots, first = view.slots, view.row_starts[:-1]
-        before_start = np.where(
-            view.starts > 0, view.read_slots[np.maximum(view.context_starts + view.starts - 1, 0)], 0
-        )
-        base = np.where(view.starts > 0, self._digest[before_start], np.uint64(0))
-        new = digests(view.positions, view.token_ids, view.row_starts) + np.repeat(base, np.diff(view.row_starts))
-        values: list[tuple[NDArray[Any], NDArray[Any]]] = [
-            (self._writer, view.seq_ids[view.row_sequences]),
+        slots, sequences = view.slots, view.row_sequences
+        # A row's KV depends on what it reads: the digest goes on from what stands before the sequence's first row.
+        before = np.maximum(view.context_bounds[:-1] + view.starts - 1, 0)
+        gap = np.where(view.starts > 0, self._digest[view.read_slots[before]] - view.digests[before], np.uint64(0))
+        values: list[tuple[NDArray[Any], Any]] = [
+            (self._writer, view.seq_ids[sequences]),
             (self._position, view.positions),
             (self._token, view.token_ids),
-            (self._digest, new),
-            (self._state, np.full(len(slots), WRITTEN, dtype=np.uint8)),
+            (self._digest, view.digests[view.row_reads] + gap[sequences]),
+            (self._state, WRITTEN),
             (self._written_in, self._generation[slots // self.block_size]),
         ]
-        assert len(first) == len(view.seq_ids)
         undo = []
         for array, value in values:
             undo.append((array, array[slots]))
@@ -363,29 +323,27 @@ class Ledger:
 
     def _check_reads(self, view: StepView, holders: Sequence[_Holder]) -> None:
         """Every position of every row's context: the right token, of the right prefix, from a lawful writer."""
-        slots, positions = view.read_slots, view.read_positions
+        slots, positions, sequences = view.read_slots, view.read_positions, view.read_sequences
         state = self._state[slots]
-        own = self._writer[slots] == view.seq_ids[view.read_sequences]
-        given = positions < (np.array([h.num_shared for h in holders]) * self.block_size)[view.read_sequences]
+        given = np.array([holder.num_shared * self.block_size for holder in holders])
         checks: list[tuple[str, Bools]] = [
             ("unwritten slot", self._written_in[slots] != self._generation[slots // self.block_size]),
             ("rolled back slot", (state != VERIFIED) & (state != WRITTEN)),
             ("wrong position", self._position[slots] != positions),
             ("wrong token", self._token[slots] != view.read_tokens),
-            ("foreign slot", ~(own | given)),
-            ("other prefix", self._digest[slots] != digests(positions, view.read_tokens, view.context_bounds)),
+            ("foreign slot", (self._writer[slots] != view.seq_ids[sequences]) & (positions >= given[sequences])),
+            ("other prefix", self._digest[slots] != view.digests),
         ]
-        wrong = np.logical_or.reduce([bad for _, bad in checks])
-        if not wrong.any():
+        if not any(bad.any() for _, bad in checks):
             return
-        i = int(wrong.argmax())
+        i = int(np.logical_or.reduce([bad for _, bad in checks]).argmax())
         kind = next(name for name, bad in checks if bad[i])
         slot, position = int(slots[i]), int(positions[i])
-        seq_id = int(view.seq_ids[view.read_sequences[i]])
+        seq_id = int(view.seq_ids[sequences[i]])
         expected = f"token {view.read_tokens[i]} of sequence {seq_id} at position {position}"
+        found = self.describe(slot)
         if kind == "other prefix":
-            expected += ", behind this sequence's tokens"
-        found = self.describe(slot) + (", behind other tokens" if kind == "other prefix" else "")
+            expected, found = f"{expected}, behind this sequence's tokens", f"{found}, behind other tokens"
         self._raise(kind, seq_id, expected, found, position=position, block=slot // self.block_size, slot=slot)
 
     def _raise_row(self, kind: str, view: StepView, row: int, expected: str) -> None:

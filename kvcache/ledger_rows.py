@@ -45,6 +45,7 @@ class StepView:
     starts: Ints  # [S] position of the first row
     row_starts: Ints  # [S + 1]
     row_sequences: Ints  # [T] index of the sequence
+    row_reads: Ints  # [T] index of the row's own position among the contexts
     positions: Ints  # [T]
     token_ids: Ints  # [T]
     slots: Ints  # [T]
@@ -55,11 +56,7 @@ class StepView:
     read_positions: Ints  # [C]
     read_slots: Ints  # [C]
     read_tokens: Ints  # [C] what must stand there
-
-    @property
-    def context_starts(self) -> Ints:
-        """[S]"""
-        return self.context_bounds[:-1]
+    digests: NDArray[np.uint64]  # [C] of the tokens up to there
 
 
 class Raise(Protocol):
@@ -84,8 +81,8 @@ def look(rows: ForwardRows, claims: Sequence[Claim], lengths: Sequence[int], num
     Calls ``fail`` for rows that do not fit the claims, a position id or a token that is not the one to come, and a
     row that would be written to another slot than the one from which its position is read.
     """
-    size, starts = rows.block_size, rows.row_starts.astype(np.int64)
-    counts = np.diff(starts)
+    size, starts = rows.block_size, rows.row_starts
+    counts = starts[1:] - starts[:-1]
     if len(counts) != len(claims) or len(rows.block_tables) != len(claims) or starts[0] != 0 or (counts < 1).any():
         fail("rows", -1, f"rows of {len(claims)} sequences", f"row_starts {starts.tolist()}")
     num_rows = int(starts[-1])
@@ -94,21 +91,43 @@ def look(rows: ForwardRows, claims: Sequence[Claim], lengths: Sequence[int], num
         fail("dummy row", -1, "slots of the scratch block", f"slots {dummies.tolist()} behind {num_rows} rows")
     seq_ids = np.array([claim.seq_id for claim in claims], dtype=np.int64)
     sequences = np.repeat(np.arange(len(claims)), counts)
-    positions, ids, slots = (array[:num_rows] for array in (rows.positions, rows.input_ids, rows.slots))
-    first, ends = positions[starts[:-1]], positions[starts[1:] - 1] + 1
-    _check_rows(claims, lengths, positions, ids, starts, sequences, seq_ids, fail)
+    positions, ids, slots = rows.positions[:num_rows], rows.input_ids[:num_rows], rows.slots[:num_rows]
 
-    bounds = np.concatenate([[0], np.cumsum(ends)])
+    # Position ids follow on each other and on what is verified. The last known token always runs again: its logits are
+    # wanted. Rows that begin too far to the right are left to the check of the reads, which finds the hole.
+    first = positions[starts[:-1]]
+    offsets = np.arange(num_rows) - starts[sequences]
+    due = np.array([min(n, len(c.tokens) - 1) for n, c in zip(lengths, claims, strict=True)], dtype=np.int64)
+    totals = np.array([len(c.tokens) + len(c.drafts) for c in claims], dtype=np.int64)
+    wrong = (positions != (first[sequences] + offsets)) | (positions < (due[sequences] + offsets))
+    wrong |= positions >= totals[sequences]
+    if wrong.any():
+        row = int(wrong.argmax())
+        _fail_row(
+            claims[sequences[row]], int(due[sequences[row]] + offsets[row]), int(positions[row]), int(ids[row]), fail
+        )
+
+    ends = first + counts
+    bounds = np.zeros(len(claims) + 1, dtype=np.int64)
+    np.cumsum(ends, out=bounds[1:])
+    tokens = np.fromiter(chain.from_iterable(map(_known, claims, ends.tolist())), np.int64, int(bounds[-1]))
+    row_reads = bounds[sequences] + positions
+    wrong = tokens[row_reads] != ids
+    if wrong.any():
+        row = int(wrong.argmax())
+        _fail_row(
+            claims[sequences[row]], int(due[sequences[row]] + offsets[row]), int(positions[row]), int(ids[row]), fail
+        )
+
     read_sequences = np.repeat(np.arange(len(claims)), ends)
     read_positions = np.arange(bounds[-1]) - bounds[read_sequences]
-    tables = rows.block_tables.astype(np.int64)
+    tables = rows.block_tables
     needed = -(-ends // size)
     if (needed > tables.shape[1]).any():
         s = int((needed > tables.shape[1]).argmax())
         fail("block table too short", int(seq_ids[s]), f"{needed[s]} blocks", f"{tables.shape[1]}")
     read_slots = tables[read_sequences, read_positions // size] * size + read_positions % size
-    tokens = np.fromiter(chain.from_iterable(_known(c, int(n)) for c, n in zip(claims, ends, strict=True)), np.int64)
-    written = tables[sequences, positions // size] * size + positions % size
+    written = read_slots[row_reads]
     if (written != slots).any():
         row = int((written != slots).argmax())
         fail(
@@ -125,6 +144,7 @@ def look(rows: ForwardRows, claims: Sequence[Claim], lengths: Sequence[int], num
         starts=first,
         row_starts=starts,
         row_sequences=sequences,
+        row_reads=row_reads,
         positions=positions,
         token_ids=ids,
         slots=slots,
@@ -135,44 +155,16 @@ def look(rows: ForwardRows, claims: Sequence[Claim], lengths: Sequence[int], num
         read_positions=read_positions,
         read_slots=read_slots,
         read_tokens=tokens,
+        digests=digests(read_positions, tokens, bounds),
     )
 
 
-def _check_rows(
-    claims: Sequence[Claim],
-    lengths: Sequence[int],
-    positions: Ints,
-    ids: Ints,
-    starts: Ints,
-    sequences: Ints,
-    seq_ids: Ints,
-    fail: Raise,
-) -> None:
-    """Position ids follow on each other and on what is verified, and each row holds the token of its position.
-
-    Rows that begin too far to the right are left to the check of the reads, which finds the hole.
-    """
-    offsets = np.arange(len(ids)) - starts[sequences]
-    # The last known token of a sequence always runs again: its logits are wanted.
-    due = np.array([min(n, len(c.tokens) - 1) for n, c in zip(lengths, claims, strict=True)])
-    expected = due[sequences] + offsets
-    wrong = (positions != positions[starts[sequences]] + offsets) | (positions < expected)
-    for s, claim in enumerate(claims):
-        part = slice(int(starts[s]), int(starts[s + 1]))
-        begin, count = int(positions[part][0]), int(starts[s + 1] - starts[s])
-        known = np.array(_span(claim, begin, count) if begin >= 0 else [], dtype=np.int64)
-        wrong[part][: len(known)] |= ids[part][: len(known)] != known
-        wrong[part][len(known) :] = True  # no token is known for them
-    if not wrong.any():
-        return
-    row = int(wrong.argmax())
-    claim, position, due_here, token = claims[sequences[row]], int(positions[row]), int(expected[row]), int(ids[row])
-    at_due = _span(claim, due_here, 1)
+def _fail_row(claim: Claim, due: int, position: int, token: int, fail: Raise) -> None:
+    """A row's position or its token is wrong: which of the two?"""
     here = _span(claim, position, 1) if position >= 0 else []
-    seq_id = int(seq_ids[sequences[row]])
-    if position != due_here and (at_due == [token] or here == [token]):
-        fail("position id", seq_id, f"position {due_here}", f"position {position} (token {token})", position=position)
-    fail("input id", seq_id, f"token {here[0] if here else 'none'}", f"token {token}", position=position)
+    if position != due and (here == [token] or _span(claim, due, 1) == [token]):
+        fail("position id", claim.seq_id, f"position {due}", f"position {position} (token {token})", position=position)
+    fail("input id", claim.seq_id, f"token {here[0] if here else 'none'}", f"token {token}", position=position)
 
 
 def _span(claim: Claim, begin: int, count: int) -> list[int]:
@@ -189,7 +181,7 @@ def _known(claim: Claim, count: int) -> Sequence[int]:
 def digests(positions: Ints, token_ids: Ints, bounds: Ints) -> NDArray[np.uint64]:
     """For each entry a digest of all (position, token) up to it, from the start of its part (``bounds``) on.
 
-    Sums of mixed 64-bit words: adding a digest of what stands before gives that of the whole.
+    Sums of mixed 64-bit words: the difference of two is the digest of what stands between.
     """
     mixed = _mix(positions, token_ids)
     sums: NDArray[np.uint64] = np.cumsum(mixed, dtype=np.uint64)

@@ -8,8 +8,9 @@ from collections.abc import Sequence as Seq
 import numpy as np
 from torch import Tensor
 
-from kvcache.ledger import Ledger, LedgerError
+from kvcache.ledger import Ledger
 from kvcache.ledger_rows import Claim, ForwardRows, Ints
+from kvcache.violation import LedgerError
 from model.batch import PackedBatch
 from specdec.sequence import Sequence
 
