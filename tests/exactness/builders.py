@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,11 +13,12 @@ from bench.offline import Completion, OfflineEngine, blocks_for
 from bench.prompts import VARIED
 from model.interface import Executor
 from model.tokenizer import Tokenizer
-from specdec.drafters.base import Drafter
+from specdec.drafters.base import Drafter, DraftRequest
 from specdec.drafters.synthetic import OracleDrafter, WrongDrafter
 from specdec.noise import mix_seed
 from specdec.params import SamplingParams
 from specdec.plan import StepStats
+from specdec.sequence import Sequence as TokenSequence
 from tests.exactness.conditions import REFERENCE, Condition
 
 
@@ -33,9 +35,35 @@ class CheckedEngine(OfflineEngine):
 Request = tuple[list[int], SamplingParams]
 
 
+class RecallDrafter:
+    """Proposes a request's known answer with some tokens spoiled: the same ones whatever its seq_id and its company."""
+
+    name = "recall"
+
+    def __init__(self, requests: Sequence[Request], answers: Sequence[Completion], vocab_size: int) -> None:
+        self._known = {(tuple(p), params.seed): a.token_ids for (p, params), a in zip(requests, answers, strict=True)}
+        self._vocab_size = vocab_size
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        return [self._propose(request.sequence, request.max_drafts) for request in requests]
+
+    def _propose(self, sequence: TokenSequence, limit: int) -> list[int]:
+        right = self._known[tuple(sequence.tokens[: sequence.num_prompt_tokens]), sequence.params.seed]
+        done = sequence.num_output_tokens
+        wrong = (token * (done + i) % 3 == 1 for i, token in enumerate(right[done : done + limit]))
+        return [(t + w) % self._vocab_size for t, w in zip(right[done : done + limit], wrong, strict=True)]
+
+    def update(self, sequence: TokenSequence, num_emitted: int) -> None:
+        pass
+
+    def release(self, seq_id: int) -> None:
+        pass
+
+
 def sampling_variants(max_tokens: int, stop_token_ids: frozenset[int]) -> list[SamplingParams]:
     """One SamplingParams for each way in which a token can be chosen."""
     base = SamplingParams(seed=0, max_tokens=max_tokens, temperature=1.0, logprobs=3, stop_token_ids=stop_token_ids)
+    often = frozenset(range(4, 2**16, 9))  # one token in nine ends it, be it drafted, recovered or bonus
     changes: tuple[dict[str, Any], ...] = (
         {"temperature": 0.0},
         {},
@@ -47,6 +75,8 @@ def sampling_variants(max_tokens: int, stop_token_ids: frozenset[int]) -> list[S
         {"temperature": 1.3, "top_k": 50, "top_p": 0.95, "presence_penalty": -0.5},
         {"temperature": 0.0, "logit_bias": ((5, 2.0), (11, -100.0))},
         {"min_tokens": 5, "temperature": 0.5},
+        {"stop_token_ids": often},
+        {"temperature": 0.0, "presence_penalty": 0.1, "stop_token_ids": often},
     )
     return [dataclasses.replace(base, seed=mix_seed(2026, i), **change) for i, change in enumerate(changes)]
 

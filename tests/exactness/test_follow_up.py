@@ -1,4 +1,4 @@
-"""A follow-up repeats the first prompt and its answer, and finds their KV in the prefix cache: its answer is the cold one.
+"""A follow-up repeats the first prompt and its answer and finds their KV in the prefix cache: it is answered as if cold.
 
 What the cache holds of an answer was written by verify forwards, beside rejected drafts, and ends before the last
 token, whose KV nobody wrote.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from model.kernels import KernelsChoice
 from model.loader import DTypeName, ExecutorName, LoadedModel, load_model
@@ -24,6 +24,7 @@ class TinyModel:
     dtype: DTypeName = "bfloat16"
     executor: ExecutorName = "auto"
     kernels: bool = True  # False: the torch path, as on a machine that cannot run the compiled kernels
+    prepare: Callable[[PreTrainedModel], None] | None = None  # changes the random weights before they are saved
 
     def prompts(self) -> list[list[int]]:
         """16 prompts of 1 to 150 ids, half of them with repetitions that an n-gram drafter finds."""
@@ -96,5 +97,8 @@ def _save_tiny(tiny: TinyModel, folder: Path) -> Path:
     """Save a random checkpoint of ``tiny`` into ``folder``."""
     torch.manual_seed(11)
     model = transformers.AutoModelForCausalLM.from_config(tiny.config())
+    if tiny.prepare is not None:
+        with torch.no_grad():
+            tiny.prepare(model)
     model.to(torch.bfloat16 if tiny.dtype == "bfloat16" else torch.float32).save_pretrained(folder)
     return folder

@@ -11,8 +11,8 @@ MUTANTS: tuple[Mutant, ...] = (*DECODING, *MEMORY, *FORWARD)
 
 # The engine compared with itself on one tiny model; not test_reference.py, which compares with another program.
 EQUIVALENCE = (
+    "tests/exactness/test_poison.py",
+    "tests/exactness/test_follow_up.py",
     "tests/exactness/test_rows.py",
     "tests/exactness/test_bit_exact.py",
-    "tests/exactness/test_follow_up.py",
-    "tests/exactness/test_poison.py",
 )

@@ -105,7 +105,8 @@ DECODING = (
         "after full acceptance the bonus token counts as computed: the next step reads stale KV",
         "specdec/step.py",
         "            sequence.num_computed = len(sequence.tokens) - 1\n",
-        "            sequence.num_computed = len(sequence.tokens) - 1 + (0 < len(one.drafts) == verdict.num_accepted)\n",
+        "            full = 0 < len(one.drafts) == verdict.num_accepted\n"
+        "            sequence.num_computed = len(sequence.tokens) - 1 + full\n",
         (_STEP,),
     ),
     Mutant(
@@ -191,7 +192,9 @@ DECODING = (
         "specdec/pipeline.py",
         "        seen -= params.frequency_penalty * counts\n",
         "        seen -= params.frequency_penalty * (counts > 0)\n",
-        ("tests/specdec/test_pipeline.py::test_repetition_covers_prompt_and_output_but_frequency_and_presence_the_output_only",),
+        (
+            "tests/specdec/test_pipeline.py::test_repetition_covers_prompt_and_output_but_frequency_and_presence_the_output_only",
+        ),
         unseen=_SAME_LAW,
     ),
     Mutant(

@@ -127,9 +127,7 @@ MEMORY = (
         "scheduler/planner.py",
         "        rows_left -= sum(grants)\n",
         "",
-        (
-            "tests/scheduler/test_scheduler.py::TestOutput::test_output_does_not_depend_on_drafts_chunks_or_batch_mates",
-        ),
+        ("tests/scheduler/test_scheduler.py::TestOutput::test_output_does_not_depend_on_drafts_chunks_or_batch_mates",),
         unseen="more rows than allowed run in a step, and each row is what it would be alone",
     ),
 )
