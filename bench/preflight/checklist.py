@@ -94,22 +94,21 @@ def fragmentation_line(ratios: list[float]) -> Line:
     return Line(name, "yes", reason, numbers)
 
 
-def rollback_line(rolled_back: float | None, emitted: float | None, moved_bytes: float | None) -> Line:
+def rollback_line(rolled_back: float | None, drafted: float | None, moved_bytes: float | None) -> Line:
     name = "rollback"
     if rolled_back is None or moved_bytes is None:
         return Line(name, "unknown", "the server has no metrics of rollback")
-    numbers = {"rolled_back": rolled_back, "emitted": emitted, "moved_bytes": moved_bytes}
+    numbers = {"rolled_back": rolled_back, "drafted": drafted, "moved_bytes": moved_bytes}
     if moved_bytes:
         return Line(
             name, "no", f"{moved_bytes:,.0f} bytes of KV were moved to align sequences; it should be 0", numbers
         )
-    if not emitted:
-        return Line(name, "unknown", "no token was emitted while we looked", numbers)
+    if not drafted:
+        return Line(name, "unknown", "no draft was verified while we looked", numbers)
     return Line(
         name,
         "yes",
-        f"0 bytes of KV moved; {rolled_back / emitted:.2f} rejected drafts a token emitted "
-        f"({rolled_back:,.0f} in {emitted:,.0f} tokens)",
+        f"0 bytes of KV moved to roll back {rolled_back:,.0f} of {drafted:,.0f} draft tokens",
         numbers,
     )
 

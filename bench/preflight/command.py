@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from server.settings import load_settings
 if TYPE_CHECKING:
     from bench.preflight.checklist import Line
     from bench.preflight.report import Findings
+    from model.loader import LoadedModel
     from server.settings import Settings
 
 HELP = "is this workload fit for speculation, and is the server ready to go live"
@@ -94,9 +94,11 @@ def _settings(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
 
 
 def _recorded(arguments: argparse.Namespace, report: Report) -> Findings:
+    from bench.preflight.equivalence import run_verify
     from bench.preflight.recorded import RecordedOptions, preflight_recorded
 
     settings, flags = _settings(arguments)
+    suite = arguments.verify or "quick"
     options = RecordedOptions(
         traffic=arguments.traffic,
         samples=arguments.samples,
@@ -105,24 +107,31 @@ def _recorded(arguments: argparse.Namespace, report: Report) -> Findings:
         serve=not arguments.no_serve,
         rules=arguments.rules,
     )
-    return preflight_recorded(options, settings, flags, _verify(arguments.verify or "quick", settings, report), report)
+
+    def verify(loaded: LoadedModel, folder: Path) -> Line:
+        return run_verify(suite, settings, loaded, folder, report)
+
+    return preflight_recorded(options, settings, flags, verify, report)
 
 
 def _live(arguments: argparse.Namespace, report: Report) -> Findings:
     from bench.preflight.checklist import Line
-    from bench.preflight.equivalence import NAME
+    from bench.preflight.equivalence import NAME, run_verify
     from bench.preflight.live import preflight_live
+    from bench.preflight.recorded import load
 
-    suite = arguments.verify or ("quick" if arguments.model is not None else "none")
-    if arguments.model is None:
-        if suite != "none":
-            raise CommandError("--verify needs --model here: the weights of a live server cannot be had over HTTP")
+    if arguments.model is None and arguments.verify not in (None, "none"):
+        raise CommandError("--verify needs --model here: the weights of a live server cannot be had over HTTP")
 
-        def verify() -> Line:
+    def verify() -> Line:
+        if arguments.model is None:
             return Line(NAME, "unknown", "verify was not run; name the server's model with --model to run it here")
+        if arguments.verify == "none":
+            return Line(NAME, "unknown", "verify was not run (--verify none)")
+        settings, _ = _settings(arguments)
+        loaded, folder = load(settings, report)
+        return run_verify(arguments.verify or "quick", settings, loaded, folder, report)
 
-    else:
-        verify = _verify(suite, _settings(arguments)[0], report)
     return preflight_live(
         arguments.url.rstrip("/"),
         seconds=arguments.seconds,
@@ -133,10 +142,3 @@ def _live(arguments: argparse.Namespace, report: Report) -> Findings:
         verify=verify,
         report=report,
     )
-
-
-def _verify(suite: str, settings: Settings, report: Report) -> Callable[[], Line]:
-    """The checklist's line of ``truedraft verify``, to be called when nothing else is being measured."""
-    from bench.preflight.equivalence import run_verify
-
-    return lambda: run_verify(suite, settings, report)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from bench.preflight.checklist import Answer, Line, Numbers
 from bench.preflight.play import Played
+from model.loader import LoadedModel
+from server.commands import CommandError
 from server.settings import Settings
 
 NAME = "equivalence"
+BOUNDED_POSITIONS = 4000
 
 
 def verify_line(report: Mapping[str, Any]) -> Line:
@@ -29,7 +34,8 @@ def verify_line(report: Mapping[str, Any]) -> Line:
             NAME, "unknown", f"{told}, then it was interrupted" if positions else "verify compared nothing", numbers
         )
     if report.get("passed") is not True:
-        return Line(NAME, "no", f"{told}; verify did not pass", numbers)
+        why = f"reference run: {reference['reason']}" if reference.get("reason") else "verify did not pass"
+        return Line(NAME, "no", f"{told}; {why}", numbers)
     return Line(NAME, "yes", f"{told}, 0 differences", numbers)
 
 
@@ -43,8 +49,29 @@ def with_played(line: Line, played: Played | None) -> Line:
     return Line(line.name, answer, f"{line.reason}; {same}", numbers)
 
 
-def run_verify(suite: str, settings: Settings, report: Callable[[str], None]) -> Line:
-    """Run ``suite`` ("quick", "bounded": some of its cases, "none") of truedraft verify on the settings' model."""
+def run_verify(
+    suite: str, settings: Settings, loaded: LoadedModel, folder: Path, report: Callable[[str], None]
+) -> Line:
+    """Run truedraft verify on ``loaded``, whose checkpoint lies in ``folder``; its executor is re-bound.
+
+    ``suite`` is "quick", "bounded" (some of its cases, no reference run) or "none". Passes on an interruption.
+    """
+    from bench.verify.progress import Progress
+    from bench.verify.run import Options, Verification
+
     if suite == "none":
         return Line(NAME, "unknown", "verify was not run (--verify none)")
-    return Line(NAME, "unknown", "verify cannot be run yet")
+    command = f"truedraft verify --model {shlex.quote(str(settings.model or 'default'))}"
+    bounded = suite == "bounded"
+    options = Options(
+        max_positions=BOUNDED_POSITIONS if bounded else None, reference=None if bounded else folder, command=command
+    )
+    report(f"truedraft verify, {suite}")
+    try:
+        verification = Verification(loaded, options, Progress())
+        found = verification.run()
+    except ValueError as error:
+        raise CommandError(f"truedraft verify: {error}") from error
+    if verification.ended is not None:
+        raise verification.ended
+    return verify_line({**found, "suite": suite})

@@ -32,7 +32,7 @@ def server_lines(window: Window, rules: Path | None) -> list[Line]:
         fragmentation_line(window.busy_gauges("kv_fragmentation_ratio")),
         rollback_line(
             window.delta("spec_decode_rollback_tokens_total"),
-            window.delta("generation_tokens_total"),
+            window.delta("spec_decode_num_draft_tokens_total"),
             window.after.value("kv_alignment_bytes_moved_total"),
         ),
         audit_line((window.info.get("settings") or {}).get("audit_rate"), audit_counts(window)),

@@ -16,9 +16,7 @@ from bench.preflight.checklist import (
     alerts_line,
     decided,
     exactness_line,
-    fragmentation_line,
     memory_bound_line,
-    rollback_line,
 )
 from bench.preflight.cost import Range, StepCost, measure_cost
 from bench.preflight.equivalence import with_played
@@ -37,6 +35,7 @@ from server.settings import Settings
 from specdec.drafters.registry import DRAFTER_NAMES, make_drafter
 
 Report = Callable[[str], None]
+Verify = Callable[[LoadedModel, Path], Line]
 
 MAX_REPLAYED = 512  # requests whose outputs are replayed through the drafters
 BATCHES = (1, 2, 4, 8, 16)
@@ -53,21 +52,10 @@ class RecordedOptions:
 
 
 def preflight_recorded(
-    options: RecordedOptions, settings: Settings, flags: Sequence[str], verify: Callable[[], Line], report: Report
+    options: RecordedOptions, settings: Settings, flags: Sequence[str], verify: Verify, report: Report
 ) -> Findings:
     """``settings`` and ``flags`` say the same: how the server would be started. Raises CommandError, ModelError."""
-    source = resolve_model(settings.model, report=report)
-    report(f"loading {source.name}")
-    loaded = load_model(
-        Path(source.path),
-        dtype=settings.dtype,
-        device=settings.device,
-        executor=settings.executor,
-        kernels=settings.kernels,
-        num_threads=settings.num_threads,
-        max_batched_tokens=settings.max_num_batched_tokens,
-        name=source.name,
-    )
+    loaded, folder = load(settings, report)
     info = loaded.info
     vocab_size = min(info.vocab_size, info.embedding_rows)
     traffic = read_traffic(options.traffic, loaded.tokenizer, vocab_size=vocab_size, max_model_len=info.max_model_len)
@@ -85,16 +73,16 @@ def preflight_recorded(
         kernels=settings.kernels,
         progress=report,
     )
-    load = find_load(traffic.requests, cost)
+    found_load = find_load(traffic.requests, cost)
     level = exactness_line(loaded.exactness.level, loaded.exactness.detail)
-    del loaded  # the server, and verify, load it again
+    equivalence = verify(loaded, folder)
+    del loaded  # the server loads it again
     gc.collect()
-    equivalence = verify()
     played = None
     if options.serve:
-        played = _serve(sample, load, cost, options, flags, report)
-    fit, acceptance = judge(replays, cost, load, settings)
-    batch = max(1.0, load.concurrency or 1.0)
+        played = _serve(sample, found_load, cost, options, flags, report)
+    fit, acceptance = judge(replays, cost, found_load, settings)
+    batch = max(1.0, found_load.concurrency or 1.0)
     memory = memory_bound_line(
         cost.row_cost(batch, max(1, k)), batch, max(1, k), cost.bound(_nearest(cost, batch), max(1, k))
     )
@@ -108,16 +96,34 @@ def preflight_recorded(
     ]
     return Findings(
         source=f"{options.traffic} ({len(traffic.requests)} requests)",
-        model=source.name,
+        model=info.name,
         fit=fit,
         checklist=checklist,
         bad_lines=traffic.bad_lines,
-        load=load,
+        load=found_load,
         cost=cost,
         outputs=whose,
         replays=replays,
         gains=gains(replays, cost),
     )
+
+
+def load(settings: Settings, report: Report) -> tuple[LoadedModel, Path]:
+    """The settings' model, as a server would load it, and its folder."""
+    source = resolve_model(settings.model, report=report)
+    report(f"loading {source.name}")
+    folder = Path(source.path)
+    loaded = load_model(
+        folder,
+        dtype=settings.dtype,
+        device=settings.device,
+        executor=settings.executor,
+        kernels=settings.kernels,
+        num_threads=settings.num_threads,
+        max_batched_tokens=settings.max_num_batched_tokens,
+        name=source.name,
+    )
+    return loaded, folder
 
 
 def spread(requests: Sequence[RecordedRequest], count: int) -> list[RecordedRequest]:
@@ -130,9 +136,16 @@ def spread(requests: Sequence[RecordedRequest], count: int) -> list[RecordedRequ
 def replay_drafters(
     outputs: Sequence[tuple[Sequence[int], Sequence[int]]], ks: Sequence[int], vocab_size: int
 ) -> list[Replay]:
-    """Each drafter of the registry, but the one that never drafts, with each draft length."""
-    names = [name for name in DRAFTER_NAMES if name != "none"]
-    return [replay(make_drafter(name, vocab_size), outputs, k) for name in names for k in ks]
+    """Each drafter of the registry that can be made for the model, but the one that never drafts, with each k."""
+    replays = []
+    for name in DRAFTER_NAMES:
+        if name == "none":
+            continue
+        try:
+            replays += [replay(make_drafter(name, vocab_size), outputs, k) for k in ks]
+        except ValueError:  # this drafter does not suit this model
+            continue
+    return replays
 
 
 def judge(replays: Sequence[Replay], cost: StepCost, load: Load, settings: Settings) -> tuple[Line, Line]:
@@ -230,6 +243,8 @@ def _memory_lines(played: Played | None, rules: Path | None) -> list[Line]:
     """Fragmentation and rollback of the server that was started for it; audit and alerts belong to a live one."""
     audit = Line("audit", "unknown", "recorded traffic does not tell; ask the live server with --url")
     if played is None:
-        return [fragmentation_line([]), rollback_line(None, None, None), audit, alerts_line(rules)]
+        unseen = "no server was started (--no-serve)"
+        names = ("KV fragmentation", "rollback")
+        return [*(Line(name, "unknown", unseen) for name in names), audit, alerts_line(rules)]
     lines = {line.name: line for line in server_lines(played.window, rules)}
     return [lines["KV fragmentation"], lines["rollback"], audit, lines["alerts"]]

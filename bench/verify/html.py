@@ -68,11 +68,14 @@ _VERDICTS = {
 }
 
 
+_REFERENCE_WORDS = {"failed": "found a difference", "error": "could not be compared"}
+
+
 def verdict_of(report: Mapping[str, Any]) -> str:
     """ "passed", "failed" or "interrupted". Passed only if the report says so and nothing in it contradicts."""
     cases = report.get("cases") or []
     reference = report.get("reference") or {}
-    if any(status_of(case) in ("failed", "error") for case in cases) or reference.get("status") == "failed":
+    if any(status_of(case) in ("failed", "error") for case in cases) or reference.get("status") in ("failed", "error"):
         return "failed"
     if report.get("interrupted"):
         return "interrupted"
@@ -95,8 +98,10 @@ def _verdict(report: Mapping[str, Any], state: str, bad: Sequence[Mapping[str, A
     errors = len(bad) - differing
     if errors:
         facts.append(_plural(errors, "case") + " could not be compared")
-    if reference.get("status") == "failed":
-        facts.append("the reference run failed")
+    if reference and status_of(reference) in ("failed", "error"):
+        facts.append(f"the reference run {_REFERENCE_WORDS[status_of(reference)]}")
+    if report.get("near_ties"):
+        facts.append(_plural(int(report["near_ties"]), "near tie"))
     facts += [
         str(model.get("name", "unknown model")),
         f"level {model.get('exactness_level', 'unknown')}",
@@ -119,6 +124,8 @@ def _verdict(report: Mapping[str, Any], state: str, bad: Sequence[Mapping[str, A
 def _facts(report: Mapping[str, Any], model: Mapping[str, Any], coverage: Mapping[str, Any]) -> Html:
     threads = model.get("num_threads")
     device = f"{model.get('device', 'unknown')}" + (f", {_plural(int(threads), 'thread')}" if threads else "")
+    machine = report.get("machine") or {}
+    left_out = report.get("drafters_left_out") or {}
     pairs = [
         ("model", f"{model.get('name', 'unknown')}, {model.get('dtype', 'unknown dtype')}"),
         ("draft", report.get("draft") or model.get("draft")),
@@ -127,7 +134,10 @@ def _facts(report: Mapping[str, Any], model: Mapping[str, Any], coverage: Mappin
             f"{device}; executor {model.get('executor', 'unknown')}, kernels {model.get('kernels', 'unknown')}",
         ),
         ("exactness level", _level_line(model)),
+        ("left-out drafters", "; ".join(f"{name}: {reason}" for name, reason in left_out.items())),
+        ("near ties", report.get("near_tie_rule")),
         ("fingerprint", model.get("fingerprint")),
+        ("machine", ", ".join(f"{name} {value}" for name, value in machine.items())),
         ("started", report.get("started")),
         ("took", f"{duration(report.get('seconds'))} for {coverage.get('cases_run', 0)} cases"),
     ]
@@ -148,6 +158,9 @@ def _coverage(cases: Sequence[Mapping[str, Any]], coverage: Mapping[str, Any]) -
         _progress("compared positions", coverage.get("positions"), coverage.get("positions_planned")),
         _progress("pairs of factor values", coverage.get("pairs_covered"), coverage.get("pairs_total")),
     ]
+    if coverage.get("triples_total"):
+        what = f"triples of the values of {', '.join(map(str, coverage.get('dangerous_factors') or ()))}"
+        rows.append(_progress(what, coverage.get("triples_covered"), coverage["triples_total"]))
     drafted, accepted = (sum(int(case.get(key) or 0) for case in cases) for key in ("drafted", "accepted"))
     share = f"{accepted / drafted:.0%}" if drafted else "none"
     columns = [element("th", name, scope="col", class_="number") for name in ("done", "planned", "share")]
@@ -166,7 +179,15 @@ def _coverage(cases: Sequence[Mapping[str, Any]], coverage: Mapping[str, Any]) -
             f"so {drafted - accepted:,} were rejected and rolled back. "
             "Without both kinds, equality would prove little.",
         ),
+        _left_out(coverage),
     )  # fmt: skip
+
+
+def _left_out(coverage: Mapping[str, Any]) -> Html | None:
+    reasons = [element("li", str(reason)) for reason in coverage.get("left_out") or ()]
+    if not reasons:
+        return None
+    return join(element("p", "Pairs that cannot be, and are not counted:"), element("ul", *reasons, class_="note"))
 
 
 def _progress(what: str, done: Any, planned: Any) -> Html:
@@ -217,7 +238,7 @@ def _reference(reference: Mapping[str, Any] | None) -> Html:
 
 
 def _mismatches(mismatches: Sequence[Mapping[str, Any]]) -> Html:
-    names = ("prompt", "class", "output index", "gap of the top two logits", "reference ids", "our ids")
+    names = ("prompt", "class", "speculation", "output index", "gap of the top two logits", "reference ids", "our ids")
     rows = []
     for item in mismatches:
         gap = item.get("gap")
@@ -226,6 +247,7 @@ def _mismatches(mismatches: Sequence[Mapping[str, Any]]) -> Html:
                 "tr",
                 element("th", str(item.get("prompt")), scope="row"),
                 element("td", str(item.get("kind", ""))),
+                element("td", str(item.get("speculation", ""))),
                 element("td", str(item.get("output_index")), class_="number"),
                 element("td", f"{gap:.3g}" if isinstance(gap, int | float) else "", class_="number"),
                 element("td", ids_text(item.get("expected") or []), class_="ids"),
