@@ -7,7 +7,8 @@ import contextlib
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -16,6 +17,7 @@ import uvicorn
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from model.interface import Executor
 from model.loader import load_model
 from model.tokenizer import Tokenizer as ModelTokenizer
 from server.app import create_app
@@ -91,11 +93,16 @@ def build_settings(**changes: object) -> Settings:
     return load_settings({**flags, "max_waiting": 64, "num_threads": 1, **changes})
 
 
-def build_service(model: Path, home: Path, **changes: object) -> Service:
+def build_service(
+    model: Path, home: Path, *, wrap: Callable[[Executor], Executor] | None = None, **changes: object
+) -> Service:
+    """``wrap`` replaces the model's executor after it was probed."""
     settings = build_settings(**changes)
     loaded = load_model(
         model, executor="generic", num_threads=1, max_batched_tokens=settings.max_num_batched_tokens, home=home
     )
+    if wrap is not None:
+        loaded = replace(loaded, executor=wrap(loaded.executor))
     return assemble(settings, loaded, settings.served_model_name)
 
 

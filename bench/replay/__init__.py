@@ -1,0 +1,1 @@
+"""Replay: run a recorded request again and see whether the ids are the same."""

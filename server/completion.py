@@ -1,0 +1,132 @@
+"""One completion, from a validated body to its answer, whole or streamed: what an HTTP route and a replay share."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from scheduler.request import ChoiceEvent
+from server.answer import ChoiceAnswer, build_choices, choose_best, request_metrics, usage
+from server.errors import APIError, unavailable
+from server.fan_in import FanIn
+from server.resolve import ResolvedCompletion, check_limits, resolve
+from server.schemas import CompletionRequest
+from server.service import Service
+from server.sse import DONE, data_event
+
+logger = logging.getLogger("truedraft.completions")
+
+# The logprobs of a longer prompt are put into words in a thread: the event loop also drives the engine.
+THREAD_ABOVE_TOKENS = 256
+
+
+async def begin_completion(
+    service: Service, request: CompletionRequest, completion_id: str, arrival_time: float
+) -> Completion:
+    """Check, tokenize and queue it. Raises APIError."""
+    with service.counting_refusals():
+        check_limits(request, service.facts, service.settings)
+    service.check_admission(len(request.prompt))
+    with service.counting_refusals():
+        resolved = await resolve(
+            request,
+            tokenizer=service.tokenizer,
+            facts=service.facts,
+            request_id=completion_id,
+            arrival_time=arrival_time,
+        )
+    return Completion(service, completion_id, request, resolved, service.submit(resolved.engine_requests))
+
+
+class Completion:
+    """One answer on its way: take it whole or as a stream, and ``abort`` whatever happens."""
+
+    def __init__(
+        self,
+        service: Service,
+        completion_id: str,
+        request: CompletionRequest,
+        resolved: ResolvedCompletion,
+        events: FanIn,
+    ) -> None:
+        self._service = service
+        self._request = request
+        self._resolved = resolved
+        self._events = events
+        self._choices: dict[int, ChoiceAnswer] = build_choices(resolved, request, service.tokenizer)
+        self._head: dict[str, Any] = {
+            "id": completion_id,
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": service.facts.names[0],
+            "system_fingerprint": service.fingerprint,
+            "seed": resolved.seed,  # in each chunk: whoever saved a stream can replay it
+        }
+
+    @property
+    def seed(self) -> int:
+        return self._resolved.seed
+
+    def abort(self) -> None:
+        self._events.abort()
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer as one body. Raises APIError if a choice fails."""
+        async for batch in self._events.events():
+            for event in batch:
+                _raise_if_failed(event)
+                await self._take(event, keep=True)
+        return {
+            **self._head,
+            "choices": choose_best(self._choices, self._resolved.num_sampled, self._request.n),
+            "usage": usage(self._resolved, self._choices),
+            "metrics": request_metrics(self._choices),
+        }
+
+    async def _take(self, event: ChoiceEvent, *, keep: bool) -> dict[str, Any]:
+        choice = self._choices[event.index]
+        if event.prompt_logprobs is not None and len(event.prompt_logprobs) > THREAD_ABOVE_TOKENS:
+            return await asyncio.to_thread(choice.take, event, keep=keep)
+        return choice.take(event, keep=keep)
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """The answer as server-sent events. A failure is an event of its own, then the end."""
+        options = self._request.stream_options
+        with_usage = options is not None and (options.include_usage or options.continuous_usage_stats)
+        continuous = options is not None and options.continuous_usage_stats
+        try:
+            async for batch in self._events.events():
+                chunks = []
+                for event in batch:
+                    _raise_if_failed(event)
+                    chunk = {**self._head, "choices": [await self._take(event, keep=False)]}
+                    if with_usage:
+                        chunk["usage"] = usage(self._resolved, self._choices) if continuous else None
+                    chunks.append(data_event(chunk))
+                yield b"".join(chunks)
+            if options is not None and options.include_usage:
+                yield data_event(
+                    {
+                        **self._head,
+                        "choices": [],
+                        "usage": usage(self._resolved, self._choices),
+                        "metrics": request_metrics(self._choices),
+                    }
+                )
+        except APIError as error:
+            yield data_event(error.body)
+        except Exception:
+            logger.exception("a stream failed")
+            yield data_event(APIError(500, "the server failed to build the answer").body)
+        yield DONE
+
+
+def _raise_if_failed(event: ChoiceEvent) -> None:
+    if event.finish_reason == "error":
+        status = 400 if event.error_type == "invalid_request" else 500
+        raise APIError(status, event.error or "the request failed")
+    if event.finish_reason == "abort":
+        raise unavailable("shutting_down", "the server ended the request because it is shutting down", retry_after=5)
