@@ -21,7 +21,7 @@ from typing import Any, get_args
 
 from model.errors import ModelError
 from model.kernels import KernelsChoice, get_kernels
-from model.loader import DTypeName, LoadedModel, load_model
+from model.loader import DTypeName, load_model
 from specdec.probe import measured_exactness
 from specdec.sampling import Sampler
 
@@ -79,6 +79,7 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 FAMILIES = tuple(_FAMILIES)
+_DTYPES: dict[str, DTypeName] = {"bfloat16": "bfloat16", "float32": "float32"}
 
 
 def tiny_config(family: str, **changes: Any) -> Any:
@@ -167,24 +168,32 @@ class FamilyLevel:
 
 
 def measure_family(
-    family: str, dtype: str, kernels: KernelsChoice, *, num_threads: int | None = None, **changes: Any
+    family: str,
+    dtype: str,
+    kernels: KernelsChoice,
+    *,
+    num_threads: int | None = None,
+    budget: int = 512,
+    **changes: Any,
 ) -> FamilyLevel:
-    """Save ``family`` in a temporary folder, load it and say what it reached. Remembers nothing."""
+    """Save ``family`` in a temporary folder, load it and say what it reached with batches of up to ``budget`` rows.
+
+    ``changes`` go into the config. Remembers nothing."""
     with tempfile.TemporaryDirectory(prefix="truedraft-tiny-") as name:
         folder = save_tiny_model(family, Path(name) / family, dtype=dtype, **changes)
         try:
-            loaded = load_tiny_model(folder, dtype=dtype, kernels=kernels, num_threads=num_threads, home=Path(name))
+            loaded = load_model(
+                folder,
+                dtype=_DTYPES[dtype],
+                kernels=kernels,
+                num_threads=num_threads,
+                max_batched_tokens=budget,
+                home=Path(name),
+            )
         except ModelError as error:
             return FamilyLevel(family, dtype, kernels, "", "refused", "", str(error))
         report = measured_exactness(loaded, Sampler(get_kernels(choice=kernels)))
         return FamilyLevel(family, dtype, kernels, loaded.executor.kind, report.level, report.padding, report.detail)
-
-
-def load_tiny_model(
-    folder: Path, *, dtype: str, kernels: KernelsChoice, num_threads: int | None = None, home: Path
-) -> LoadedModel:
-    name: DTypeName = "float32" if dtype == "float32" else "bfloat16"
-    return load_model(folder, dtype=name, kernels=kernels, num_threads=num_threads, home=home)
 
 
 def levels_markdown(rows: Sequence[FamilyLevel]) -> str:
@@ -198,7 +207,7 @@ def levels_markdown(rows: Sequence[FamilyLevel]) -> str:
         grouped.setdefault((row.family, row.kernels), {})[row.dtype] = row
     for (family, kernels), found in grouped.items():
         reasons = _merged({dtype: row.detail if row.level != "L0" else "" for dtype, row in found.items()})
-        levels = [found[dtype].level if dtype in found else "" for dtype in ("bfloat16", "float32")]
+        levels = [found[dtype].level if dtype in found else "" for dtype in _DTYPES]
         executor = _merged({dtype: row.executor for dtype, row in found.items()})
         padding = _merged({dtype: row.padding for dtype, row in found.items()})
         cells = [family, kernels, executor, *levels, padding, reasons]
@@ -218,7 +227,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.tiny_models", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("family", nargs="?", choices=FAMILIES, help="which family to save")
     parser.add_argument("folder", nargs="?", type=Path, help="where to save it")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the weights")
+    parser.add_argument("--dtype", choices=tuple(_DTYPES), default="bfloat16", help="of the weights")
     parser.add_argument("--levels", action="store_true", help="measure all families and print a table")
     parser.add_argument("--threads", type=int, default=None, help="with --levels: threads of the forward")
     arguments = parser.parse_args(argv)
@@ -226,7 +235,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = []
         for family in FAMILIES:
             for kernels in get_args(KernelsChoice):
-                for dtype in ("bfloat16", "float32"):
+                for dtype in _DTYPES:
                     rows.append(measure_family(family, dtype, kernels, num_threads=arguments.threads))
                     print(f"{family} {dtype} {kernels}: {rows[-1].level}", file=sys.stderr, flush=True)
         print(levels_markdown(rows), end="")
