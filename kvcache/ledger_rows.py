@@ -102,10 +102,12 @@ def look(rows: ForwardRows, claims: Sequence[Claim], lengths: Sequence[int], num
     wrong = (positions != (first[sequences] + offsets)) | (positions < (due[sequences] + offsets))
     wrong |= positions >= totals[sequences]
     if wrong.any():
-        row = int(wrong.argmax())
-        _fail_row(
-            claims[sequences[row]], int(due[sequences[row]] + offsets[row]), int(positions[row]), int(ids[row]), fail
-        )
+        # What reaches too far may have gone wrong before: the first of the sequence's rows with a wrong token tells.
+        s = int(sequences[wrong.argmax()])
+        for row in range(int(starts[s]), int(wrong.argmax()) + 1):
+            position = int(positions[row])
+            if wrong[row] or _span(claims[s], position, 1) != [int(ids[row])]:
+                _fail_row(claims[s], int(due[s] + offsets[row]), position, int(ids[row]), fail)
 
     ends = first + counts
     bounds = np.zeros(len(claims) + 1, dtype=np.int64)
@@ -114,10 +116,12 @@ def look(rows: ForwardRows, claims: Sequence[Claim], lengths: Sequence[int], num
     row_reads = bounds[sequences] + positions
     wrong = tokens[row_reads] != ids
     if wrong.any():
-        row = int(wrong.argmax())
-        _fail_row(
-            claims[sequences[row]], int(due[sequences[row]] + offsets[row]), int(positions[row]), int(ids[row]), fail
-        )
+        # What reaches too far may have gone wrong before: the first of the sequence's rows with a wrong token tells.
+        s = int(sequences[wrong.argmax()])
+        for row in range(int(starts[s]), int(wrong.argmax()) + 1):
+            position = int(positions[row])
+            if wrong[row] or _span(claims[s], position, 1) != [int(ids[row])]:
+                _fail_row(claims[s], int(due[s] + offsets[row]), position, int(ids[row]), fail)
 
     read_sequences = np.repeat(np.arange(len(claims)), ends)
     read_positions = np.arange(bounds[-1]) - bounds[read_sequences]
