@@ -21,7 +21,7 @@ ORACLES = {"perfect": 0.0, "oracle": 0.2, "wrong": 1.0}  # the known answer, eac
 DANGEROUS = ("k", "block_size", "chunk", "condition", "drafter")  # crossed three by three in the full suite
 
 PREEMPT_ROWS = 4000  # most rows that a case preempted at every step computes again
-LONG_PROMPT = 320  # tokens
+LONG_PROMPT = 200  # tokens: over several attention chunks, and several steps of all chunk classes but the largest
 _PROMPT_TOKENS = {"long": LONG_PROMPT}
 _USUAL_PROMPT = 60
 

@@ -120,6 +120,10 @@ class RequestPool:
         """The different prompts of each class."""
         return {name: list(self._prompts[name]) for name in self.prompts}
 
+    def cells(self) -> list[Cell]:
+        """All requests."""
+        return [Cell(prompts, sampling) for prompts in self.prompts for sampling in self.sampling]
+
     def request(self, cell: Cell, max_tokens: int) -> tuple[tuple[int, ...], SamplingParams]:
         """The prompt and the parameters. Requests of one class and different sampling sets may share a prompt."""
         number = self.sampling.index(cell.sampling)

@@ -6,7 +6,7 @@ import itertools
 import shlex
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from bench.verify.reference import (
 )
 from bench.verify.report import SCHEMA, case_entry, coverage_of, machine, near_tie_rule
 from bench.verify.runner import CaseResult, CaseRunner
-from bench.verify.suite import QUICK_POSITIONS, Suite, build_suite
+from bench.verify.suite import QUICK_POSITIONS, Suite
 from model.kernels import get_kernels
 from model.loader import ExecutorName, LoadedModel, load_model
 from server.ending import Ended
@@ -82,7 +82,7 @@ class Verification:
             max_model_len=info.max_model_len,
             threads=thread_counts(),
         )
-        self.suite: Suite = build_suite(options.suite, design, options.seed)
+        self.suite = Suite(options.suite, design, options.seed)
         sampler = Sampler(get_kernels(choice=loaded.kernels))
         self._exactness = loaded.exactness.with_checks(probe_sampling(sampler, vocab_size))
         self._plain = PlainAnswers(loaded, self.pool)
@@ -116,7 +116,8 @@ class Verification:
     def _chosen(self) -> list[Case]:
         options = self._options
         if options.cases:
-            return [self.suite.find(name) for name in options.cases]
+            found = {case.spec: case for case in map(self.suite.find, options.cases)}.values()
+            return [replace(case, id=f"c{i:03d}") if case.id == "case" else case for i, case in enumerate(found, 1)]
         if options.max_positions is None:
             return list(self.suite.cases)
         chosen, positions = [], 0

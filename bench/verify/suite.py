@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 
 from bench.verify.cases import Case, parse_spec
 from bench.verify.covering import Design
@@ -21,14 +21,24 @@ _FILL_BATCHES = ("16", "8", "16")
 _PLAIN_LENGTHS = ("1", "2", "7", "16")
 
 
-@dataclass(frozen=True, slots=True)
 class Suite:
-    """``cases`` in the order in which they run, without the fill."""
+    """The cases of one name, made from one seed. Raises ValueError for an unknown name."""
 
-    name: str
-    design: Design
-    cases: tuple[Case, ...]
-    seed: int
+    def __init__(self, name: str, design: Design, seed: int = 0) -> None:
+        if name not in SUITES:
+            raise ValueError(f"suite must be {' or '.join(SUITES)}, got {name!r}")
+        self.name = name
+        self.design = design
+        self.seed = seed
+
+    @cached_property
+    def cases(self) -> tuple[Case, ...]:
+        """In the order in which they run, without the fill."""
+        pairs = self.design.cover(2, seed=self.seed)
+        cases = [*_plain_cases(self.design), *_numbered("q", pairs)]
+        if self.name == "full":
+            cases += _numbered("x", self.design.cover(3, names=DANGEROUS, rows=pairs, seed=self.seed))
+        return tuple(cases)
 
     def fill(self) -> Iterator[Case]:
         """Cases that add positions, without end: large batches, medium length, otherwise random values."""
@@ -54,25 +64,13 @@ class Suite:
             if not self.design.allows(values):
                 reasons = [c.reason for c in self.design.constraints if not c.allows(values)]
                 raise ValueError(f"a case that is left out: {'; '.join(reasons)}")
-            known = next((case for case in self.cases if case.values == values), None)
-            return known or Case("case", values)
+            return Case("case", values)
         if name[:1] == "f" and name[1:].isdigit():
             return self.fill_case(int(name[1:]))
         for case in self.cases:
             if case.id == name:
                 return case
         raise ValueError(f"case {name!r}: the suite {self.name} has no such case; --list shows them")
-
-
-def build_suite(name: str, design: Design, seed: int = 0) -> Suite:
-    """Raises ValueError for an unknown name."""
-    if name not in SUITES:
-        raise ValueError(f"suite must be {' or '.join(SUITES)}, got {name!r}")
-    pairs = design.cover(2, seed=seed)
-    cases = [*_plain_cases(design), *_numbered("q", pairs)]
-    if name == "full":
-        cases += _numbered("x", design.cover(3, names=DANGEROUS, rows=pairs, seed=seed))
-    return Suite(name, design, tuple(cases), seed)
 
 
 def _numbered(letter: str, rows: Sequence[Mapping[str, str]]) -> list[Case]:

@@ -1,0 +1,82 @@
+"""``truedraft verify`` as a person runs it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from server.cli import main
+from tests.server.builders import save_tiny_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(autouse=True)
+def _environment(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRUEDRAFT_HOME", str(tmp_path_factory.getbasetemp() / "verify-home"))
+
+
+def flags(folder: Path, *more: object) -> list[str]:
+    plain = ["--kernels", "torch", "--executor", "generic", "--num-threads", "1"]
+    return ["verify", "--model", str(folder), *plain, *map(str, more)]
+
+
+def test_a_run_that_holds_ends_with_0_and_writes_both_reports(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = flags(folder, "--max-positions", 60, "--no-reference", "--report", tmp_path)
+    assert main(arguments) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith("passed: ")
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["passed"]
+    assert f"{report['coverage']['positions']:,} of" in shown.out
+    assert f"{report['coverage']['pairs_covered']:,} of {report['coverage']['pairs_total']:,}" in shown.out
+    assert (tmp_path / "report.html").stat().st_size > 1000
+    # The line that runs one case again, as a shell would take it.
+    command = shlex.split(report["cases"][-1]["replay"])
+    assert command[:2] == ["truedraft", "verify"]
+    assert main([*command[1:], "--report", str(tmp_path / "again")]) == 0
+    again = json.loads((tmp_path / "again" / "report.json").read_text())
+    assert [case["factors"] for case in again["cases"]] == [report["cases"][-1]["factors"]]
+
+
+def test_the_list_names_cases_that_can_be_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(flags(folder, "--list")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    ids = [line.split()[0] for line in lines if re.match(r"[pq]\d{3}  batch=", line)]
+    assert ids[0] == "p001"
+    assert len(ids) > 50
+    assert [line for line in lines if line.startswith("left out: ")]
+
+
+@pytest.mark.parametrize(
+    ("more", "match"),
+    [
+        (["--case", "q999"], "q999"),
+        (["--case", "batch=3"], "batch = '3'"),
+        (["--draft", "nobody"], "nobody"),
+        (["--max-positions", "0"], "--max-positions"),
+        (["--suite", "slow"], "slow"),
+        (["--report", "/dev/null/folder", "--case", "p001"], "/dev/null/folder"),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_one_line_and_exit_code_1(
+    more: list[str], match: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code: object = main(flags(folder, *more))
+    except SystemExit as exit_:
+        code = exit_.code
+    errors = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
+    assert code == 1
+    assert len(errors) == 1
+    assert match in errors[0]
