@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -93,6 +94,25 @@ def test_every_pattern_of_right_and_wrong_drafts(k: int) -> None:
     assert engine.accepted == set(range(k + 1))
 
 
+def test_the_ledger_says_what_the_planes_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slot by slot, after every step: accepted, rejected, shared, evicted and written again."""
+    executor = TagExecutor(torch_bf16())
+    compared = 0
+
+    def look(engine: TagEngine) -> None:
+        nonlocal compared
+        ledger = engine.ledger
+        assert ledger is not None
+        record = np.stack([ledger._writer, ledger._position, ledger._token], axis=1)
+        held = engine.storage.plane("tags").numpy()[: len(record)]
+        np.testing.assert_array_equal(record, held)
+        compared += int((record[:, 0] >= 0).sum())
+
+    monkeypatch.setattr(TagEngine, "after_step", look)
+    run(executor, config(block_size=4, max_num_batched_tokens=45, ledger=True), times=2)
+    assert compared > 1000
+
+
 @pytest.mark.parametrize("what", ["block_tables", "slot_mapping", "positions"])
 def test_one_wrong_number_in_a_batch_is_seen(backend: Backend, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The backend has teeth: no ledger is on here."""
@@ -101,7 +121,7 @@ def test_one_wrong_number_in_a_batch_is_seen(backend: Backend, what: str, monkey
     spoiled = []
 
     def spoil(batch: PackedBatch) -> object:
-        if not spoiled and int(batch.positions[-1]) > 100:
+        if not spoiled and int(batch.positions[batch.row_starts[-2]]) > 100:
             spoiled.append(what)
             if what == "block_tables":
                 batch.block_tables[-1, 3] = batch.block_tables[-1, 2]
