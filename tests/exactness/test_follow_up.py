@@ -1,4 +1,4 @@
-"""A follow-up repeats the first prompt and its answer and finds their KV in the prefix cache: it is answered as if cold.
+"""A follow-up repeats the first prompt and its answer, which the prefix cache holds: its own answer is the cold one.
 
 What the cache holds of an answer was written by verify forwards, beside rejected drafts, and ends before the last
 token, whose KV nobody wrote.
@@ -40,6 +40,7 @@ def talk(subject: Subject) -> Talk:
 
 
 @pytest.mark.parametrize(("block_size", "k"), [(1, K), (4, 0), (4, K), (16, K)])
+@pytest.mark.case("tenstorrent 415", "V 18668")
 def test_a_follow_up_from_the_cache_equals_itself_cold(subject: Subject, talk: Talk, block_size: int, k: int) -> None:
     known = {i: completion.token_ids for i, completion in enumerate(talk.answers + talk.cold)}
     drafter = WrongDrafter(OracleDrafter(known), 4, subject.executor.info.vocab_size, error_rate=0.3)

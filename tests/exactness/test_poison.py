@@ -44,6 +44,7 @@ class PoisoningEngine(OfflineEngine):
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 @pytest.mark.parametrize("k", [0, K])
+@pytest.mark.case("V 46088", "G 2711")
 def test_foreign_free_unwritten_and_rejected_slots_do_not_matter(subject: Subject, block_size: int, k: int) -> None:
     requests = subject.requests
     expected = subject.reference(REFERENCE, None)

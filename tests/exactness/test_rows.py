@@ -25,6 +25,7 @@ def _forward(executor: Executor, storage: KVStorage, spans: list[RowSpan]) -> tu
 
 
 @pytest.mark.parametrize("beside", [0, 3, 7])
+@pytest.mark.case("V 54506")
 def test_a_verify_row_is_the_one_row_decode(subject: Subject, beside: int) -> None:
     executor = subject.executor
     prompts = [prompt for prompt, _ in subject.requests]

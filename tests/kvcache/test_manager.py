@@ -102,6 +102,7 @@ def test_commit_of_unknown_or_uncovered_tokens_is_refused() -> None:
     assert table.block_hashes == []
 
 
+@pytest.mark.case("V 18668")
 def test_rejected_ids_never_enter_the_cache() -> None:
     manager = KVCacheManager(8, 2)
     table = computed(manager, [1, 2, 3])

@@ -12,6 +12,7 @@ from kvcache.prefix import PrefixHasher, pack_token_ids
 from tests.kvcache.builders import computed, constant_hash, lookup, matched, one_bit_hash
 
 
+@pytest.mark.case("O 3722")
 def test_hash_is_chained_sha256_from_a_salted_root() -> None:
     hasher = PrefixHasher()
     root = hasher.root(b"tenant")
@@ -57,6 +58,7 @@ def test_same_ids_behind_another_prefix_do_not_match() -> None:
     assert lookup(manager, [2, 5]) == 1
 
 
+@pytest.mark.case("O 3722")
 def test_salts_separate_tenants() -> None:
     manager = KVCacheManager(8, 2)
     a = computed(manager, [1, 2, 3, 4], b"a")
@@ -75,6 +77,7 @@ def test_salts_stay_apart_even_if_their_hashes_collide() -> None:
     assert lookup(manager, [1, 2], b"b") == 0
 
 
+@pytest.mark.case("O 3722")
 def test_collision_of_block_ids_misses() -> None:
     manager = KVCacheManager(8, 2, hash_function=constant_hash)
     computed(manager, [1, 2])

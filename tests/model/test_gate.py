@@ -42,6 +42,7 @@ def test_a_model_that_looks_at_neighbouring_rows_is_refused() -> None:
         check_behaviour(executor)
 
 
+@pytest.mark.case("V 39273")
 def test_a_model_with_state_beside_its_kv_is_refused() -> None:
     executor = build_executor("llama")
 

@@ -121,6 +121,7 @@ def test_frequencies_follow_the_distribution() -> None:
     assert float(((counts - expected) ** 2 / expected).sum()) < 25.0  # chi-squared with 5 degrees of freedom: p < 2e-4
 
 
+@pytest.mark.case("V 42960")
 def test_argmax_takes_the_lowest_id_on_a_tie() -> None:
     kernels = need_kernels()
     logits = random(50, 203).round(decimals=0)

@@ -450,6 +450,7 @@ def test_steps_and_releases_run_in_one_thread_with_its_own_settings() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.case("V 28473", "sglang-jax 1147")
 def test_500_requests_with_random_aborts_leave_nothing_behind() -> None:
     rng = random.Random(7)
 

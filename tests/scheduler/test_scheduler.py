@@ -45,6 +45,7 @@ class TestOutput:
             bench.check_output(f"r{i}")
         bench.check_all_free()
 
+    @pytest.mark.case("V 28558")
     def test_output_survives_preemption_at_every_step(self) -> None:
         bench = Bench(accept=0.8, config=config(preempt_every_step=True))
         for i in range(3):
@@ -64,6 +65,7 @@ class TestOutput:
         assert timing is not None
         assert timing.num_accepted > 0
 
+    @pytest.mark.case("V 47616")
     def test_stop_string_cuts_what_follows_in_the_same_step(self) -> None:
         request = build_request(max_tokens=20, stop=("zzz",))
         tokens, _, _ = expected(request, 0)
@@ -348,6 +350,7 @@ class TestAdmission:
 
 
 class TestAbort:
+    @pytest.mark.case("V 28473")
     def test_abort_during_a_step_frees_the_blocks_when_it_is_applied(self) -> None:
         bench = Bench()
         bench.add(build_request(n=2))

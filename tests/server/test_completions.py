@@ -78,6 +78,7 @@ def test_speculation_accepts_drafts_on_a_text_that_repeats(http: httpx.Client) -
     assert spec["mean_acceptance_length"] == pytest.approx(1 + accepted / steps, abs=1e-5)
 
 
+@pytest.mark.case("V 6038")
 def test_a_seed_replays_and_another_differs(http: httpx.Client) -> None:
     first, again, other = (complete(http, seed=seed, max_tokens=20, return_token_ids=True) for seed in (11, 11, 12))
     assert ids_of(first) == ids_of(again) != ids_of(other)
@@ -105,6 +106,7 @@ def test_choices_of_n_differ_and_the_first_is_the_request_alone(http: httpx.Clie
     assert many["metrics"] is None
 
 
+@pytest.mark.case("sglang-jax 1103")
 def test_greedy_choices_of_n_are_equal(http: httpx.Client) -> None:
     assert (
         len({tuple(ids) for ids in ids_of(complete(http, temperature=0, n=3, max_tokens=9, return_token_ids=True))})
@@ -196,6 +198,7 @@ def test_prompt_logprobs_are_by_id(http: httpx.Client, service: Service) -> None
 
 
 @pytest.mark.parametrize("include", [False, True])
+@pytest.mark.case("V 47616")
 def test_a_stop_string_ends_text_ids_logprobs_and_usage_together(http: httpx.Client, include: bool) -> None:
     whole = complete(http, max_tokens=40, seed=9, logprobs=0, return_token_ids=True)["choices"][0]
     stop = next(t for t in whole["logprobs"]["tokens"][5:] if not t.startswith("bytes:") and t.strip())
@@ -278,6 +281,7 @@ def test_the_times_of_a_request_add_up(http: httpx.Client) -> None:
     assert metrics["tokens_per_second"] == pytest.approx(20_000 / metrics["generation_time_ms"], rel=0.01)
 
 
+@pytest.mark.case("S 39826")
 def test_generated_tokens_are_counted_as_usage_counts_them(http: httpx.Client, base: str) -> None:
     before = metric(base, "generation_tokens_total")
     counted = sum(

@@ -132,6 +132,7 @@ def test_two_services_in_one_process_do_not_share_numbers() -> None:
 
 
 @pytest.mark.parametrize("accept", ["*/*", "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"])
+@pytest.mark.case("L 26516")
 def test_the_endpoint_serves_the_text_format_whatever_is_asked_for(http: httpx.Client, accept: str) -> None:
     response = http.get("/metrics", headers={"Accept": accept})
     assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"

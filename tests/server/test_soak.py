@@ -8,6 +8,7 @@ import random
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.server.builders import MODEL_NAME, metric
 from tests.server.test_disconnect import assert_idle
@@ -84,6 +85,7 @@ async def _alone(base: str, body: dict[str, Any]) -> list[list[int]]:
         return await _answer(client, off)
 
 
+@pytest.mark.case("sglang-jax 1147")
 def test_500_requests_with_random_aborts_and_disconnects_leave_nothing_behind(base: str) -> None:
     aborts = metric(base, "request_success_total", finished_reason="abort")
     survivors = asyncio.run(_soak(base))

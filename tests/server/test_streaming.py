@@ -82,6 +82,7 @@ def test_every_chunk_carries_the_same_head(http: httpx.Client) -> None:
     assert all("usage" not in chunk for chunk in chunks)
 
 
+@pytest.mark.case("sparkDash 105")
 def test_the_usage_chunk_comes_last_with_seed_and_metrics(http: httpx.Client) -> None:
     body = {"max_tokens": 12, "seed": 2, "ignore_eos": True}
     *chunks, last = stream(http, **body, stream_options={"include_usage": True})
@@ -93,6 +94,7 @@ def test_the_usage_chunk_comes_last_with_seed_and_metrics(http: httpx.Client) ->
     assert last["metrics"]["tokens_per_second"] > 0
 
 
+@pytest.mark.case("llama-benchy 11")
 def test_continuous_usage_counts_up_to_the_end(http: httpx.Client) -> None:
     chunks = stream(http, max_tokens=12, seed=2, stream_options={"continuous_usage_stats": True}, return_token_ids=True)
     counted = 0

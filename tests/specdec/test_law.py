@@ -66,6 +66,7 @@ def law(name: str) -> Law:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.case("H 47932")
 def test_paths_follow_the_exact_joint_law(name: str, family: Family) -> None:
     family.follows(f"paths, {name}", *count_paths(paths(name), law(name)))
 

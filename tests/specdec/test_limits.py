@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -28,6 +29,7 @@ def facts(result: Result) -> tuple[object, ...]:
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("offset", range(2 * K + 3))
 @pytest.mark.parametrize("wrong", [0.0, 0.4])
+@pytest.mark.case("V 16087")
 def test_max_tokens_is_met_exactly_at_every_offset(params: SamplingParams, offset: int, wrong: float) -> None:
     long = alone(PROMPT, params).token_ids
     capped = replace(params, max_tokens=offset)
@@ -39,6 +41,7 @@ def test_max_tokens_is_met_exactly_at_every_offset(params: SamplingParams, offse
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("offset", range(2 * K + 3))
+@pytest.mark.case("V 16087")
 def test_the_context_limit_is_met_exactly_at_every_offset(params: SamplingParams, offset: int) -> None:
     long = alone(PROMPT, params).token_ids
     limit = len(PROMPT) + offset
@@ -55,6 +58,7 @@ def test_the_context_limit_is_met_exactly_at_every_offset(params: SamplingParams
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("wrong", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("index", range(10))
+@pytest.mark.case("V 47616")
 def test_a_stop_token_trims_ids_and_logprobs_wherever_it_falls(
     params: SamplingParams, wrong: float, index: int
 ) -> None:
@@ -97,6 +101,7 @@ def honoured(name: str, output: list[int]) -> bool:
 
 @pytest.mark.parametrize("name", RESTRICTED)
 @pytest.mark.parametrize("wrong", [0.0, 0.3, 1.0])
+@pytest.mark.case("V 31982")
 def test_restrictions_hold_on_accepted_recovered_and_bonus_tokens(name: str, wrong: float) -> None:
     params = RESTRICTED[name]
     plain = alone(PROMPT, params)
@@ -110,6 +115,18 @@ def test_restrictions_hold_on_accepted_recovered_and_bonus_tokens(name: str, wro
         assert max(found.accepted) == K
     if wrong == 1.0:  # and of these the recovered token
         assert sum(found.accepted) == 0
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.3, 1.0])
+@pytest.mark.case("V 31982")
+def test_min_p_holds_on_accepted_recovered_and_bonus_tokens(wrong: float) -> None:
+    params = replace(SAMPLED, min_p=0.2, logprobs=1)
+    plain = alone(PROMPT, params)
+    found = outputs([PROMPT], params, drafter=oracle({0: plain.token_ids}, wrong), k=K)[0]
+    assert facts(found) == facts(plain)
+    assert all(entry.logprob - entry.top[0][1] >= math.log(0.2) - 1e-9 for entry in found.logprobs)
+    free = alone(PROMPT, replace(params, min_p=0.0))  # the filter has something to do
+    assert any(entry.logprob - entry.top[0][1] < math.log(0.2) for entry in free.logprobs)
 
 
 def test_the_unrestricted_model_would_break_the_bias_and_the_bad_run() -> None:

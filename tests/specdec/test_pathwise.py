@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from model.kernels import get_kernels
 from specdec.constraint import TokenConstraint
 from specdec.drafters.base import Drafter
 from specdec.drafters.ngram import NgramDrafter
@@ -64,6 +65,7 @@ DRAFTERS = ["random", "random, full", "oracle", "half wrong", "wrong", "empty", 
 
 @pytest.mark.parametrize("k", range(9))
 @pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.case("V 41758", "T 2208", "V 18902", "V 34497")
 def test_speculation_on_equals_off(name: str, k: int, truth: list[Result]) -> None:
     block_size = (1, 4, 16)[(k + len(name)) % 3]
     drafter = make_drafter(name, {i: result.token_ids for i, result in enumerate(truth)})
@@ -73,6 +75,7 @@ def test_speculation_on_equals_off(name: str, k: int, truth: list[Result]) -> No
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])
+@pytest.mark.case("T 11300")
 def test_drafts_longer_than_a_block_change_nothing(block_size: int, truth: list[Result]) -> None:
     drafter = make_drafter("half wrong", {i: result.token_ids for i, result in enumerate(truth)})
     found = outputs(PROMPTS, PARAMS, drafter=drafter, k=8, block_size=block_size, poison=True)
@@ -100,6 +103,7 @@ def test_the_batch_path_of_kernels_changes_nothing(truth: list[Result]) -> None:
     assert {name for name, _ in kernels.calls} == {"argmax_rows", "keyed_sample_rows", "logsumexp_rows"}
 
 
+@pytest.mark.case("V 6038")
 def test_requests_with_equal_seeds_are_equal_and_others_differ() -> None:
     params = [replace(BASE, seed=seed) for seed in (1, 1, 2, 3)]
     found = outputs([PROMPTS[2]] * 4, params, drafter=NgramDrafter(vocab_size=VOCAB), k=4)
@@ -140,6 +144,7 @@ def test_a_constraint_holds_on_every_row_and_only_for_whom_it_applies(
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
+@pytest.mark.case("S 33395")
 def test_random_plans_always_give_the_same_tokens(seed: int, truth: list[Result]) -> None:
     """Random admission, chunks, draft limits, drafters, block sizes and preemptions."""
     rng = random.Random(seed)
@@ -165,6 +170,7 @@ def test_random_plans_always_give_the_same_tokens(seed: int, truth: list[Result]
         assert facts(bench.results[seq_id]) == facts(expected)
 
 
+@pytest.mark.case("V 42960")
 def test_planted_ties_go_to_the_lowest_id_with_and_without_drafts() -> None:
     executor = ToyExecutor()
 
@@ -173,7 +179,7 @@ def test_planted_ties_go_to_the_lowest_id_with_and_without_drafts() -> None:
 
     executor.logit_hook = hook
     for params in (replace(BASE, temperature=0.0), replace(BASE, temperature=0.0, presence_penalty=0.01)):
-        for sampler in (Sampler(), Sampler(NumpyKernels())):
+        for sampler in (Sampler(), Sampler(NumpyKernels()), Sampler(get_kernels())):
             off = alone(PROMPTS[1], params, executor=executor, sampler=sampler)
             assert off.token_ids[0] == 6
             for name in ("oracle", "random, full"):

@@ -123,6 +123,7 @@ def test_acceptance_on_equality_lets_an_impossible_token_through_which_only_enum
 
 
 @pytest.mark.parametrize("fresh", [True, False], ids=["fresh noise", "the draft's noise"])
+@pytest.mark.case("V 47386")
 def test_noise_of_the_draft_must_not_be_reused_in_a_ratio_test(fresh: bool, family: Family) -> None:
     target, draft = random_laws(1, 4)(()), random_laws(2, 4)(())
     seeds = seed_range(NUMBER, 5)

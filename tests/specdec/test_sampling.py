@@ -96,6 +96,7 @@ def test_a_state_that_changes_nothing_gives_the_plain_token(name: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["numpy", "state", "kernels"])
+@pytest.mark.case("V 42960")
 def test_an_exact_tie_goes_to_the_lowest_id(path: str) -> None:
     row = logits(1)[0]
     row[[17, 80, 299]] = row.max() + 1

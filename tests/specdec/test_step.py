@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from specdec.drafters.base import DraftRequest
+from specdec.drafters.synthetic import OracleDrafter, WrongDrafter
 from specdec.params import SamplingParams
 from specdec.plan import StepPlan
 from specdec.sampling import Sampler
@@ -75,6 +77,7 @@ def test_whole_surplus_blocks_go_back_and_the_next_tokens_slot_stays() -> None:
     assert result.stats.rollback_tokens == 8
 
 
+@pytest.mark.case("V 18668")
 def test_rejected_tokens_never_enter_the_prefix_cache() -> None:
     wrong = ScriptedDrafter(lambda sequence, limit: [0] * limit)
     bench = Bench(scripted_target([1] * 30), drafter=wrong, k=8, block_size=2)
@@ -297,10 +300,12 @@ def test_each_sequence_uses_the_drafter_and_length_it_asked_for() -> None:
     assert drafter.asked == [(0, 4), (1, 2), (4, 2)]
 
 
-def test_penalty_state_equals_the_committed_tokens_after_every_step() -> None:
-    drafter = ScriptedDrafter(lambda sequence, limit: [sequence.tokens[-1], 3, 3, 1][:limit])
-    bench = Bench(drafter=drafter, k=4)
-    params = replace(GREEDY, frequency_penalty=-2.0, presence_penalty=0.5, repetition_penalty=1.1)
+@pytest.mark.parametrize("penalty", [2.0, -2.0])
+@pytest.mark.case("V 18902")
+def test_penalty_state_equals_the_committed_tokens_after_every_step(penalty: float) -> None:
+    params = replace(GREEDY, frequency_penalty=penalty, presence_penalty=penalty, repetition_penalty=1.1)
+    known = {i: alone(prompt, params).token_ids for i, prompt in enumerate(prompts(3))}
+    bench = Bench(drafter=WrongDrafter(OracleDrafter(known), 3, VOCAB, error_rate=0.3), k=4)
     for prompt in prompts(3):
         bench.add(prompt, params)
     while bench.sequences:
@@ -308,7 +313,10 @@ def test_penalty_state_equals_the_committed_tokens_after_every_step() -> None:
         states = bench.step._states
         assert states.keys() == bench.sequences.keys()
         for seq_id, sequence in bench.sequences.items():
-            states[seq_id].history.check_integrity(sequence.tokens)
+            history = states[seq_id].history
+            history.check_integrity(sequence.tokens)
+            counts = dict(zip(history.seen_ids.tolist(), history.output_counts.tolist(), strict=True))
+            assert {token: n for token, n in counts.items() if n} == Counter(sequence.output_token_ids)
     assert sum(step.stats.num_accepted for step in bench.steps) > 0
     assert sum(step.stats.rollback_tokens for step in bench.steps) > 0
 
