@@ -46,5 +46,5 @@ def test_files_and_folder_are_private_and_others_files_are_left_alone(tmp_path: 
 def test_a_folder_that_cannot_be_used_is_told_at_the_start(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
-    with pytest.raises(StartError, match="audit_store .* cannot be used"):
+    with pytest.raises(StartError, match=r"audit_store .* cannot be used"):
         _audit_store(build_settings(audit_store=file, audit_rate=0.1))
