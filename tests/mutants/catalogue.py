@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from tests.mutants.decoding import DECODING
 from tests.mutants.forward import FORWARD
+from tests.mutants.guards import GUARDS
 from tests.mutants.memory import MEMORY
 from tests.mutants.mutant import Mutant
 
-MUTANTS: tuple[Mutant, ...] = (*DECODING, *MEMORY, *FORWARD)
+MUTANTS: tuple[Mutant, ...] = (*DECODING, *MEMORY, *FORWARD, *GUARDS)
 
 # The engine compared with itself on one tiny model; not test_reference.py, which compares with another program.
 EQUIVALENCE = (

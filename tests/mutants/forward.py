@@ -37,6 +37,7 @@ FORWARD = (
         "            seen = lanes <= row_positions\n",
         "            seen = (lanes <= newest) & (row_positions >= 0)\n",
         (f"{_ATTENTION}::test_equals_softmax_over_the_whole_context",),
+        subject="llama and generic",
     ),
     Mutant(
         "masked lanes read slots that the sequence has not written",
@@ -44,6 +45,7 @@ FORWARD = (
         "            read = lanes.clamp(max=newest)\n",
         "            read = lanes.clamp(max=len(blocks) * self.block_size - 1)\n",
         (f"{_ATTENTION}::test_nan_in_slots_and_rows_that_nobody_owns_changes_no_bit",),
+        subject="llama and generic",
     ),
     Mutant(
         "the sliding window is one too wide",
@@ -61,6 +63,7 @@ FORWARD = (
         "",
         (f"{_ATTENTION}::test_equals_softmax_over_the_whole_context",),
         unseen=_EVERYWHERE,
+        subject="llama and generic",
     ),
     Mutant(
         "K of the newest row of a tile is not written",
@@ -68,6 +71,7 @@ FORWARD = (
         "        keys.index_copy_(0, rows.slots, call.key[: rows.count])\n",
         "        keys.index_copy_(0, rows.slots[: max(1, rows.count - 1)], call.key[: max(1, rows.count - 1)])\n",
         ("tests/model/test_generic.py::test_equals_the_models_own_eager_forward",),
+        subject="llama and generic",
     ),
     Mutant(
         "on torch the rotary position is the row's place in its tile",

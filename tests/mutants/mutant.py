@@ -25,7 +25,7 @@ class Mutant:
     new: str
     tests: tuple[str, ...]
     unseen: str = ""
-    subject: str = "llama and generic"
+    subject: str = "mistral"
     compiled: bool = False  # the kernels are built anew, so it is not in the short form
 
     def apply(self, root: Path) -> None:

@@ -142,6 +142,7 @@ BELOW = {"exact": False, "near_tie": 0.1}
     [
         ([output(7), output(8, last=True)], {}, ("match", None, None)),
         ([output(7), output(9, last=True, gap=0.05)], {}, ("mismatch", "token_ids", 1)),
+        ([output(7), output(9, last=True, gap=0.05)], {"near_tie": 0.1}, ("mismatch", "token_ids", 1)),  # at L0
         ([output(7), output(9, last=True, gap=0.05)], BELOW, ("near_tie", "token_ids", 1)),
         ([output(7), output(9, last=True, gap=0.2)], BELOW, ("mismatch", "token_ids", 1)),
         ([output(9, gap=0.05), output(9, last=True, gap=5.0)], BELOW, ("near_tie", "token_ids", 0)),

@@ -1,0 +1,52 @@
+"""Faults in what watches: the ledger, and audits in production."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_WATCHES = "it watches, and changes no answer"
+_LEDGER = "tests/specdec/test_ledger.py"
+_AUDIT = "tests/scheduler/test_audits.py::test_what_counts_as_equal"
+
+GUARDS = (
+    Mutant(
+        "ledger: slots of rejected drafts count as verified",
+        "kvcache/ledger.py",
+        "        self._state[self._open_slots] = np.where(kept, VERIFIED, ROLLED_BACK)\n",
+        "        self._state[self._open_slots] = VERIFIED\n",
+        (_LEDGER,),
+        unseen=_WATCHES,
+    ),
+    Mutant(
+        "ledger: a block that went to somebody else in between counts as the table's own",
+        "kvcache/ledger.py",
+        "(view.blocks == granted) & (self._generation[safe] == lives) & ",
+        "(view.blocks == granted) & ",
+        (_LEDGER,),
+        unseen=_WATCHES,
+    ),
+    Mutant(
+        "ledger: a row may be written elsewhere than where its position is read",
+        "kvcache/ledger_rows.py",
+        "    if (written != slots).any():\n",
+        "    if (written < 0).any():\n",
+        (f"{_LEDGER}::test_a_slot_mapping_that_is_not_where_the_position_is_read",),
+        unseen=_WATCHES,
+    ),
+    Mutant(
+        "audit: at L0 too a near tie is forgiven",
+        "scheduler/rerun.py",
+        "        tie = not self._config.exact and what == ",
+        "        tie = what == ",
+        (_AUDIT,),
+        unseen=_WATCHES,
+    ),
+    Mutant(
+        "audit: logprobs are not compared",
+        "scheduler/rerun.py",
+        "            elif output.logprobs is not None and (\n",
+        "            elif output.logprobs is None and (\n",
+        (_AUDIT,),
+        unseen=_WATCHES,
+    ),
+)
