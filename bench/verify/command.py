@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             flag_name(name), metavar=None if options["choices"] else name.rsplit("_", 1)[-1].upper(), **options
         )
+    parser.add_argument("--ledger", action="store_true", help="check every slot that is read or written, which is slow")
     parser.add_argument("--draft", metavar="D", help="prove this drafter only (default: every one there is)")
     parser.add_argument(
         "--suite",
@@ -89,6 +90,7 @@ def run(arguments: argparse.Namespace, report: Report) -> int:
         cases=tuple(arguments.case),
         max_positions=arguments.max_positions,
         reference=folder if arguments.reference and not arguments.case else None,
+        ledger=arguments.ledger,
         command=_command(arguments),
     )
     try:
@@ -170,6 +172,8 @@ def _command(arguments: argparse.Namespace) -> str:
         value = getattr(arguments, name)
         if value != Settings.model_fields[name].default:
             words += [flag_name(name), str(value)]
+    if arguments.ledger:
+        words.append("--ledger")
     if arguments.draft is not None:
         words += ["--draft", arguments.draft]
     if arguments.suite != "quick":

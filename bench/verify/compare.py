@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,10 +9,9 @@ import numpy as np
 
 from bench.offline import Completion
 from bench.verify.capture import Row
-from specdec.history import History
-from specdec.noise import exponentials
 from specdec.params import SamplingParams
-from specdec.pipeline import SamplingRules, Scores, adjusted_scores, candidates
+from specdec.rival import rival_gap
+from specdec.sampling import SamplingState, sample_row
 
 Kind = Literal["token", "logprob", "length", "finish_reason"]
 
@@ -64,35 +62,12 @@ def tie_tolerance(row: Row, dtype: str) -> float:
     return float(np.abs(row[np.isfinite(row)]).max()) * _BFLOAT16_SHARE
 
 
-def near_tie(
-    row: Row, params: SamplingParams, tokens: list[int], num_prompt: int, other: int, tolerance: float
-) -> bool:
-    """Could ``other`` have been chosen after ``tokens`` if each logit of ``row`` were off by ``tolerance``?
+def near_tie(row: Row, params: SamplingParams, tokens: list[int], num_prompt: int, other: int, off_by: float) -> bool:
+    """Could ``other`` have been chosen after ``tokens`` if each logit of ``row``, the reference's, were off by so much?
 
-    ``row`` is the reference's. A greedy choice nearly ties if the two best processed logits do; a sampled one if the
-    two tokens finish the race nearly together, or if one of them stands at the border of min_p, top_k or top_p.
+    The rule: the two best processed logits nearly tie, or the two tokens finish the race nearly together, or one of
+    them stands at the border of min_p, top_k or top_p (specdec.rival).
     """
-    history = History(tokens, num_prompt)
-    adjusted = adjusted_scores(row, SamplingRules(params, len(row)), history)
-    if not math.isfinite(adjusted[other]):
-        return False
-    tolerance *= 2  # both tokens' logits may be off
-    if params.greedy:
-        return float(adjusted.max() - adjusted[other]) <= tolerance
-    tolerance /= params.temperature
-    scores: Scores = (adjusted - adjusted.max()) / params.temperature
-    kept = candidates(adjusted, params).token_ids
-    every = np.arange(len(row))
-    finish = scores - np.log(exponentials(params.seed, len(tokens) - num_prompt, every, len(row)))
-    winner = int(kept[finish[kept].argmax()])
-    floor = float(scores[kept].min())
-    borders = [winner] if other in kept else [other]
-    at_border = any(abs(float(scores[token]) - floor) <= tolerance for token in borders)
-    if params.top_p < 1.0:
-        weights = np.exp(scores[kept])
-        total = np.exp(scores).sum()
-        masses = (weights.sum() / total, (weights.sum() - weights.min()) / total)
-        at_border |= any(abs(float(mass) - params.top_p) <= tolerance for mass in masses)
-    if other in kept:
-        return float(finish[winner] - finish[other]) <= tolerance or at_border
-    return at_border and float(finish[winner] - finish[other]) <= tolerance
+    state = SamplingState(params, tokens, num_prompt, len(row))
+    t = len(tokens) - num_prompt
+    return rival_gap(row, params, t, sample_row(row, params, t, state), other, state) <= 2 * off_by

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from bench.offline import Completion, OfflineConfig, OfflineEngine, blocks_for
+from bench.offline import Completion, OfflineConfig, OfflineEngine, blocks_for, ledger_wanted
 from bench.verify.pool import Cell, RequestPool
 from model.loader import LoadedModel
 
@@ -17,9 +17,10 @@ BLOCK_SIZE = 16
 PLAIN_BATCHED_TOKENS = 512
 
 
-def plain_config(model: LoadedModel) -> OfflineConfig:
+def plain_config(model: LoadedModel, *, ledger: bool = False) -> OfflineConfig:
     """Default chunk and block size, no drafts, no prefix cache."""
     return OfflineConfig(
+        ledger=ledger or ledger_wanted(),
         block_size=BLOCK_SIZE,
         num_speculative_tokens=0,
         max_num_batched_tokens=PLAIN_BATCHED_TOKENS,
@@ -39,8 +40,9 @@ def shortened(answer: Completion, max_tokens: int) -> Completion:
 class PlainAnswers:
     """The answers so far, by request."""
 
-    def __init__(self, model: LoadedModel, pool: RequestPool) -> None:
+    def __init__(self, model: LoadedModel, pool: RequestPool, *, ledger: bool = False) -> None:
         self._model = model
+        self.config = plain_config(model, ledger=ledger)
         self._pool = pool
         self._answers: dict[Cell, tuple[int, Completion]] = {}
 
@@ -54,7 +56,7 @@ class PlainAnswers:
             return
         requests = {cell: self._pool.request(cell, length) for cell, length in lacking.items()}
         blocks = max(blocks_for([request], BLOCK_SIZE, 0) for request in requests.values())
-        engine = OfflineEngine(self._model.executor, plain_config(self._model), num_blocks=blocks)
+        engine = OfflineEngine(self._model.executor, self.config, num_blocks=blocks)
         for cell, request in requests.items():
             (answer,) = engine.generate([request])
             self._answers[cell] = lacking[cell], answer

@@ -53,6 +53,7 @@ class Options:
     cases: tuple[str, ...] = ()  # run only these (ids or lists of values)
     max_positions: int | None = None  # leave cases out so that no more positions are compared; no fill
     reference: Path | None = None  # the checkpoint's folder; None: no reference run
+    ledger: bool = False  # check every slot that a forward reads or writes; slower
     command: str = "truedraft verify"  # how to run it again, without --case
 
 
@@ -85,7 +86,7 @@ class Verification:
         self.suite = Suite(options.suite, design, options.seed)
         sampler = Sampler(get_kernels(choice=loaded.kernels))
         self._exactness = loaded.exactness.with_checks(probe_sampling(sampler, vocab_size))
-        self._plain = PlainAnswers(loaded, self.pool)
+        self._plain = PlainAnswers(loaded, self.pool, ledger=options.ledger)
         self._runner = CaseRunner(loaded, self.pool, self._plain, exact=self._exactness.level == "L0")
         self._cases: list[Case] = []
         self._results: dict[str, CaseResult] = {}
@@ -251,6 +252,7 @@ class Verification:
                 "fingerprint": loaded.fingerprint,
             },
             "machine": machine(),
+            "ledger": self._plain.config.ledger,
             "near_ties": near_ties,
             "near_tie_rule": near_tie_rule(self._exactness.level),
             "drafters_left_out": self.drafters_left_out,

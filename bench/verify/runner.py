@@ -14,7 +14,7 @@ from bench.verify.capture import Moment, Row, capture
 from bench.verify.cases import Case, CasePlan, answers_by_seq, plan_case
 from bench.verify.compare import Difference, first_difference, near_tie, tie_tolerance
 from bench.verify.drafters import make_case_drafter
-from bench.verify.plain import PlainAnswers, plain_config, shortened
+from bench.verify.plain import PlainAnswers, shortened
 from bench.verify.pool import Cell, RequestPool
 from model.loader import LoadedModel
 from specdec.drafters.base import Drafter
@@ -118,7 +118,8 @@ class CaseRunner:
         return None
 
     def _config(self, plan: CasePlan) -> OfflineConfig:
-        return dataclasses.replace(plan.config, kernels=self._model.kernels)
+        # The sampler's kernels and the ledger are the run's, not the case's.
+        return dataclasses.replace(plan.config, kernels=self._plain.config.kernels, ledger=self._plain.config.ledger)
 
     def _drafter(self, case: Case, plan: CasePlan) -> Drafter:
         known = answers_by_seq(plan, self._plain.token_ids())
@@ -189,7 +190,7 @@ class CaseRunner:
         return moment.row
 
     def _plain_again(self, submission: Submission, output_index: int) -> tuple[Moment | None, Completion]:
-        config = plain_config(self._model)
+        config = self._plain.config
         moment, ((answer,),) = capture(
             self._model.executor,
             config,
