@@ -13,10 +13,8 @@ from torch import Tensor
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from kvcache.storage import KVStorage
-from model.attach import ATTENTION_NAME
 from model.batch import PackedBatch, RowSpan
 from model.errors import ModelError
-from model.experts import tile_experts, untile_experts
 from model.generic import GenericExecutor
 from model.interface import Executor
 
@@ -162,10 +160,8 @@ def _require(executor: GenericExecutor, difference: float, what: str) -> None:
 def _eager_logits(executor: GenericExecutor, ids: list[int]) -> Tensor:
     """Hugging Face's own forward over the whole sequence: ``[len, V]`` float32."""
     model = executor.model
-    model.set_attn_implementation("eager")
-    untile_experts(model)
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), executor.own_code():
             input_ids = torch.tensor([ids], device=model.device)
             positions = torch.arange(len(ids), device=model.device)[None]
             output = model(input_ids=input_ids, position_ids=positions, use_cache=False)
@@ -173,6 +169,3 @@ def _eager_logits(executor: GenericExecutor, ids: list[int]) -> Tensor:
             return logits
     except Exception as error:
         raise ModelError(f"the model's own eager forward fails: {error}".splitlines()[0]) from error
-    finally:
-        model.set_attn_implementation(ATTENTION_NAME)
-        tile_experts(model)

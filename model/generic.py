@@ -13,25 +13,26 @@ see nothing, write nothing, and nobody reads them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kvcache.storage import KVStorage, PlaneSpec
-from model.attach import AttentionCall, attach
+from model.attach import ATTENTION_NAME, AttentionCall, attach
 from model.attention import AttentionTile, paged_attention, tile_sequences
 from model.batch import PackedBatch
-from model.experts import EXPERT_TILE, tile_experts
+from model.experts import EXPERT_TILE, tile_experts, untile_experts
 from model.interface import ForwardOutput, ModelInfo
+from model.kernels import INSTRUCTION_SET, Kernels
 from model.structure import ModelStructure
+from model.wide_head import WideHead
 
 BASE_TILE = 16
 TILE_CLASSES = (BASE_TILE, 64, 256)
-_HEAD_SLICE = 8192  # rows of the head's weight that are widened to float32 at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,8 @@ class _LayerState:
 class GenericExecutor:
     """Owns ``model`` from now on (it must have been loaded with ``attn_implementation=attach.ATTENTION_NAME``).
 
-    ``tile_classes`` are the tile sizes it may use; all must give the same bits as the smallest (see model.probe).
+    ``kernels`` compute the head of a bfloat16 model, if given. ``tile_classes`` are the tile sizes it may use; all must
+    give the same bits as the smallest (see model.probe).
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class GenericExecutor:
         info: ModelInfo,
         *,
         tile_classes: Sequence[int] = (BASE_TILE,),
+        kernels: Kernels | None = None,
     ) -> None:
         self.model = model.eval()
         self.has_tiled_experts = tile_experts(model)
@@ -95,8 +98,12 @@ class GenericExecutor:
         for layer in self.structure.layers:
             layer.register_forward_hook(self._note_layer)
         self.structure.head.register_forward_pre_hook(self._note_head_input)
-        if info.dtype != "float32":
-            _widen(self.structure.head)
+        head = self.structure.head
+        self._kernels_name = ""
+        self._wide_head: WideHead | None = None
+        if info.dtype != "float32" and isinstance(head, nn.Linear):
+            self._wide_head = WideHead(head, kernels)
+            self._kernels_name = f"+{INSTRUCTION_SET}" if kernels is not None else ""
 
     @property
     def info(self) -> ModelInfo:
@@ -104,7 +111,7 @@ class GenericExecutor:
 
     @property
     def kind(self) -> str:
-        return "generic/torch"
+        return f"generic/torch{self._kernels_name}"
 
     @property
     def inner_padding(self) -> str:
@@ -133,6 +140,21 @@ class GenericExecutor:
                 raise ValueError(f"plane {plane.name} holds {tuple(found.shape[1:])} {found.dtype}, expected {plane}")
         self._storage = storage
 
+    @contextmanager
+    def own_code(self) -> Iterator[None]:
+        """Inside, the model runs as Hugging Face wrote it, with a float32 head: what forwards are compared with."""
+        self.model.set_attn_implementation("eager")
+        untile_experts(self.model)
+        if self._wide_head is not None:
+            self._wide_head.plain = True
+        try:
+            yield
+        finally:
+            self.model.set_attn_implementation(ATTENTION_NAME)
+            tile_experts(self.model)
+            if self._wide_head is not None:
+                self._wide_head.plain = False
+
     @torch.inference_mode()
     def forward(self, batch: PackedBatch, *, capture_layers: bool = False) -> ForwardOutput:
         logits: list[Tensor] = []
@@ -148,6 +170,8 @@ class GenericExecutor:
                     layers.append(torch.stack(self._layers)[:, :count].cpu())
             finally:
                 self._rows = self._layers = self._head_input = None
+                if self._wide_head is not None:
+                    self._wide_head.rows = None
             logits.append(tile_logits)
             hidden.append(tile_hidden)
         return ForwardOutput(
@@ -175,6 +199,9 @@ class GenericExecutor:
         keep[: len(wanted)] = wanted
         keep = keep.to(device)
         arguments: dict[str, Any] = {"logits_to_keep": keep} if self.structure.keeps_logits else {}
+        if self._wide_head is not None:
+            # A model that returns the logits of all rows has the wanted ones anywhere.
+            self._wide_head.rows = len(wanted) if self.structure.keeps_logits or not len(wanted) else None
         output = self.model(
             input_ids=input_ids.to(device), position_ids=positions.to(device), use_cache=False, **arguments
         )
@@ -201,17 +228,3 @@ def plan_tiles(num_rows: int, classes: Sequence[int]) -> Iterator[tuple[int, int
         count = min(left, size)
         yield first, count, size
         first += count
-
-
-def _widen(head: nn.Module) -> None:
-    """Let ``head`` return float32: rounding logits to bfloat16 makes exact ties common."""
-    if not isinstance(head, nn.Linear):
-        return
-
-    def forward(x: Tensor) -> Tensor:
-        wide = x.float()
-        parts = [F.linear(wide, weight.float()) for weight in head.weight.split(_HEAD_SLICE)]
-        logits = torch.cat(parts, dim=-1)
-        return logits if head.bias is None else logits + head.bias.float()
-
-    object.__setattr__(head, "forward", forward)

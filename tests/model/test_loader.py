@@ -55,7 +55,7 @@ def test_a_checkpoint_becomes_a_measured_executor(folder: Path, home: Path) -> N
     assert (loaded.info.name, loaded.info.model_type, loaded.info.dtype) == ("tiny", "llama", "bfloat16")
     assert (loaded.info.vocab_size, loaded.info.embedding_rows, loaded.info.max_model_len) == (258, 258, 128)
     assert loaded.exactness.level == "L0"
-    assert loaded.executor.kind == "generic/torch"
+    assert loaded.executor.kind.startswith("generic/torch")
     assert torch.isfinite(some_logits(loaded)).all()
     assert loaded.tokenizer.decode(loaded.tokenizer.encode("héllo")) == "héllo"
 
@@ -82,7 +82,7 @@ def test_a_fused_executor_that_computes_something_else_is_not_used(
     weights = load_file(folder / "model.safetensors")
     save_file({k: v * 20 for k, v in weights.items()}, folder / "model.safetensors", metadata={"format": "pt"})
     with caplog.at_level(logging.WARNING):
-        assert load(folder, home, executor="auto").executor.kind == "generic/torch"
+        assert load(folder, home, executor="auto").executor.kind.startswith("generic/torch")
     assert "differs from the generic one" in caplog.text
     with pytest.raises(ModelError, match="differs from the generic one"):
         load(folder, home, executor="fused")
@@ -92,7 +92,7 @@ def test_fused_is_refused_where_it_does_not_support_the_model(tmp_path: Path, ho
     build_model(build_config("gpt2")).save_pretrained(tmp_path / "gpt2")
     with pytest.raises(ModelError, match="gpt2"):
         load(tmp_path / "gpt2", home, executor="fused")
-    assert load(tmp_path / "gpt2", home, executor="auto").executor.kind == "generic/torch"
+    assert load(tmp_path / "gpt2", home, executor="auto").executor.kind.startswith("generic/torch")
 
 
 @pytest.mark.parametrize("executor", ["generic", "auto"])
