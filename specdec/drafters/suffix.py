@@ -45,7 +45,7 @@ class SuffixPolicy:
     min_match: int = 1  # tokens
     max_match: int = 32  # tokens; longer matches count as this
     max_occurrences: int = 8  # places a match is continued from, the newest
-    min_probability: float = 0.2  # of a whole draft, by the drafter's own estimate
+    min_probability: float = 0.1  # of a whole draft, by the drafter's own estimate
     max_drafts_per_match: float = math.inf
     max_drafts_offset: int = 0
 

@@ -16,6 +16,7 @@ from bench.prompts import COPY
 from kvcache.table import BlockTable
 from specdec.drafters.base import Drafter, DraftRequest
 from specdec.drafters.confidence import OWN_TEXT, PAST_OUTPUTS, MatchLaw
+from specdec.drafters.continuation import ContinuationReader
 from specdec.drafters.ngram import NgramDrafter
 from specdec.drafters.output_store import OutputStore
 from specdec.drafters.registry import make_drafter
@@ -182,7 +183,7 @@ class SuffixMachine(RuleBasedStateMachine):
     @rule(seq_id=st.integers(0, 3), count=st.integers(1, 4))
     def shrink(self, seq_id: int, count: int) -> None:
         tokens = self.sequences[seq_id].tokens
-        if len(tokens) > count:
+        if self.sequences[seq_id].num_output_tokens >= count:
             del tokens[-count:]
             assert isinstance(propose(self.suffix, self.sequences[seq_id], 1), list)
             self.known.pop(seq_id, None)
@@ -309,13 +310,13 @@ def test_a_draft_can_be_kept_shorter_than_its_match() -> None:
 def test_draft_ends_with_the_first_stop_token() -> None:
     stops = frozenset({9})
     assert propose(drafter(), sequence([1, 2, 3, 9, 4, 1, 2], stop_token_ids=stops)) == [3, 9]
-    twice = [1, 2, 3, 9, 4, 1, 2, 3, 9, 4, 1, 2]
+    twice = [5, 1, 2, 3, 9, 4, 6, 1, 2, 3, 9, 4, 7, 1, 2]  # two places that agree
     assert propose(drafter(), sequence(twice, stop_token_ids=stops)) == [3, 9]
 
 
 def test_draft_stays_within_the_vocabulary() -> None:
     assert propose(drafter(), sequence([1, 2, 3, VOCAB, 4, 1, 2])) == [3]
-    twice = [1, 2, 3, VOCAB, 4, 1, 2, 3, VOCAB, 4, 1, 2]
+    twice = [5, 1, 2, 3, VOCAB, 4, 6, 1, 2, 3, VOCAB, 4, 7, 1, 2]  # two places that agree
     assert propose(drafter(), sequence(twice)) == [3]
     assert propose(drafter(), sequence([VOCAB - 1, 0, VOCAB - 1]), 2) == [0, VOCAB - 1]
 
@@ -330,6 +331,15 @@ def test_sequence_is_not_mutated_and_answers_are_the_caller_s() -> None:
     nothing = sequence([1], 1)
     propose(suffix, nothing).append(3)
     assert propose(suffix, nothing) == []
+
+
+def test_places_whose_text_ended_have_no_vote() -> None:
+    reader = ContinuationReader(OWN_TEXT.table(4, 4), min_probability=0.0, vocab_size=VOCAB)
+    text = [-3, 1, 2, 3, -1, -4, 1, 2, 3, -1, -5, 1, 2, 3, 4, -1]
+    ids, cumulative = reader.read(text, (2, 7, 12), 1, 9, frozenset())
+    assert ids == [2, 3, 4]
+    assert cumulative[2] / cumulative[1] == pytest.approx(OWN_TEXT.confidence(3, 1, 1))
+    assert reader.read(text, (4, 9), 1, 9, frozenset()) == ([], [])
 
 
 # --- prediction ---
