@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import specdec.step
-from kvcache.pool import BlockPool
 from kvcache.prefix import PrefixEntry, PrefixHasher
 from kvcache.violation import LedgerError, Violation
 from model.batch import PackedBatch, RowSpan
@@ -431,9 +430,3 @@ def caught_after_failure(bench: Bench) -> Violation:
     with pytest.raises(LedgerError) as raised:
         bench.run_step()
     return raised.value.violation
-
-
-def test_a_pool_without_observer_tells_nobody() -> None:
-    pool = BlockPool(2)
-    (block,) = pool.allocate(1)
-    pool.release(block)
