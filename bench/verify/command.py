@@ -97,7 +97,6 @@ def run(arguments: argparse.Namespace, report: Report) -> int:
         verification = Verification(loaded, options, Progress())
         if arguments.list:
             return _list(verification)
-        report(f"{loaded.executor.kind}, exactness {loaded.exactness.level}, suite {arguments.suite}")
         result = verification.run()
     except ValueError as error:
         raise CommandError(str(error)) from error

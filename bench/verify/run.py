@@ -97,8 +97,12 @@ class Verification:
     def run(self) -> dict[str, Any]:
         """See :func:`run_suite`."""
         started, clock = datetime.now(UTC), time.perf_counter()
-        self._cases = self._chosen()
         try:
+            self._cases = self._chosen()
+            self._progress.say(
+                f"{self._loaded.executor.kind}, {self._loaded.info.dtype}, level {self._exactness.level}; "
+                f"suite {self._options.suite}, {len(self._cases)} cases"
+            )
             self._run()
         except (Ended, KeyboardInterrupt) as ended:
             self.ended = ended

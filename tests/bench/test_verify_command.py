@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -80,3 +83,28 @@ def test_a_mistake_is_one_line_and_exit_code_1(
     assert code == 1
     assert len(errors) == 1
     assert match in errors[0]
+
+
+def test_ctrl_c_ends_the_run_and_leaves_its_reports(folder: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "server", *flags(folder, "--report", tmp_path)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    with process:
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if "suite quick" in line:  # the run begins
+                process.send_signal(signal.SIGINT)
+                break
+        said += process.stderr.readlines()
+        assert process.wait(60) == 1
+    assert said[-1] == "truedraft: interrupted\n"
+    assert not [line for line in said if "Traceback" in line]
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["interrupted"], report["passed"]) == (True, False)
+    assert "not run" in {case["status"] for case in report["cases"]}
+    assert (tmp_path / "report.html").exists()
