@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -94,11 +94,19 @@ def tiny_config(family: str, **changes: Any) -> Any:
 
 
 def save_tiny_model(
-    family: str, folder: Path, *, dtype: str = "bfloat16", seed: int = 11, tokenizer: bool = True, **changes: Any
+    family: str,
+    folder: Path,
+    *,
+    dtype: str = "bfloat16",
+    seed: int = 11,
+    tokenizer: bool = True,
+    prepare: Callable[[Any], None] | None = None,
+    **changes: Any,
 ) -> Path:
     """Write a random checkpoint of ``family`` into ``folder`` (made if absent) and return it.
 
-    ``dtype`` is bfloat16 or float32; ``changes`` go into the config. Needs no network and overwrites what is there.
+    ``dtype`` is bfloat16 or float32; ``changes`` go into the config; ``prepare`` gets the model, without gradients, and
+    may change its weights. Needs no network and overwrites what is there.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -116,6 +124,8 @@ def save_tiny_model(
                     parameter.add_(0.1 * torch.randn_like(parameter))
                 elif "router" in name or "gate.weight" in name:
                     parameter.normal_(0.0, 0.2)
+            if prepare is not None:
+                prepare(model)
         model.to(getattr(torch, dtype)).save_pretrained(folder)
     if tokenizer:
         save_tiny_tokenizer(folder)
