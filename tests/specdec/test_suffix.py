@@ -25,6 +25,7 @@ from specdec.drafters.suffix import SuffixDrafter, SuffixPolicy
 from specdec.params import SamplingParams
 from specdec.sequence import Sequence
 from tests.specdec.builders import Bench, alone, prompts
+from tests.specdec.test_suffix_tree import count_lines
 
 VOCAB = 50
 EAGER = SuffixPolicy(min_probability=0.0)
@@ -466,15 +467,16 @@ def soak_tokens(kind: str) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", ["random", "repetitive"])
-def test_memory_stays_within_its_bound_over_100_000_tokens(kind: str) -> None:
+def test_memory_stays_within_its_bound_over_100_000_tokens_and_proposals_cost_no_more(kind: str) -> None:
     tokens = soak_tokens(kind)
     suffix = drafter(SuffixPolicy(max_match=16), max_store_bytes=300_000, max_own_bytes=400_000)
     largest = 0
+    lines: list[int] = []  # that ran in proposals
     for first in range(0, len(tokens), 500):
         seq = sequence([1, 2, 3], first, salt=b"a" if first % 3000 else b"b")
         for at in range(first, first + 500, 5):
             if at % 100 == 0:
-                propose(suffix, seq)
+                lines.append(count_lines(propose, suffix, seq))
             say(suffix, seq, tokens[at : at + 5])
         largest = max(largest, suffix.memory_bytes)
         assert suffix.memory_bytes <= suffix.max_memory_bytes
@@ -482,6 +484,8 @@ def test_memory_stays_within_its_bound_over_100_000_tokens(kind: str) -> None:
     suffix.check_integrity()
     assert suffix.store.num_evicted > 0  # the bound was met, not only kept
     assert largest > 0.5 * suffix.store.max_bytes
+    early, late = lines[20:120], lines[-100:]
+    assert sum(late) <= 1.5 * sum(early)
 
 
 @pytest.mark.parametrize(
