@@ -14,6 +14,7 @@ MUTANTS: tuple[Mutant, ...] = (*DECODING, *MEMORY, *FORWARD, *GUARDS)
 EQUIVALENCE = (
     "tests/exactness/test_poison.py",
     "tests/exactness/test_follow_up.py",
+    "tests/exactness/test_shared_prefix.py",
     "tests/exactness/test_rows.py",
     "tests/exactness/test_bit_exact.py",
 )

@@ -99,7 +99,6 @@ DECODING = (
         "            sequence.num_computed = len(sequence.tokens) - 1\n",
         "            sequence.num_computed = len(sequence.tokens) - 1 - (verdict.num_accepted < len(one.drafts))\n",
         (_STEP,),
-        unseen="the last accepted token is computed once more: slower, and the same",
     ),
     Mutant(
         "after full acceptance the bonus token counts as computed: the next step reads stale KV",

@@ -44,7 +44,6 @@ MEMORY = (
         "        keep = -(-num_tokens // size)\n",
         "        keep = num_tokens // size\n",
         ("tests/kvcache/test_manager.py::test_truncate_returns_whole_surplus_blocks_only",),
-        unseen="the next step reserves it again, and the token's KV was not written yet",
     ),
     Mutant(
         "blocks that are not full are hashed",
@@ -75,7 +74,6 @@ MEMORY = (
         "        return self._hash(parent_hash + packed_ids)\n",
         "        return self._hash(packed_ids)\n",
         ("tests/kvcache/test_prefix.py::test_hash_is_chained_sha256_from_a_salted_root",),
-        unseen="the parent is compared on a hit, so it costs hits, never a wrong block",
     ),
     Mutant(
         "a cached prompt leaves no row to compute",
@@ -97,7 +95,6 @@ MEMORY = (
         "        choice.sequence.num_computed = 0\n",
         "",
         ("tests/scheduler/test_scheduler.py::TestOrder",),
-        unseen="when it is admitted again it starts from what the prefix cache holds",
     ),
     Mutant(
         "a preempted sequence keeps its blocks",
