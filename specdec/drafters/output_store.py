@@ -148,9 +148,9 @@ class OutputStore:
 
     def _make_room(self, salt: bytes, num_tokens: int) -> bool:
         """Evict until the worst that a unit of ``num_tokens`` can need is there; False if it never will be."""
+        if _BYTES_PER_SALT + self._slot_bytes + num_tokens * MAX_BYTES_PER_OCCURRENCE > self.max_bytes:
+            return False
         while self._bytes + self._need(salt, num_tokens) > self.max_bytes:
-            if not self._units:
-                return False
             unit = self._units.popleft()
             shelf, tree = unit.shelf, unit.shelf.tree
             self._bytes -= tree.memory_bytes

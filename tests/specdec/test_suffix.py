@@ -266,6 +266,12 @@ def test_a_text_for_which_there_is_no_room_is_done_without() -> None:
     assert propose(suffix, sequence([i % 3 for i in range(20)], 2))
 
 
+def test_a_prediction_for_which_there_is_no_room_is_done_without() -> None:
+    suffix = drafter(max_own_bytes=10_000)
+    assert propose(suffix, sequence([1, 2, 3], prediction=tuple(range(50)) * 2)) == []
+    suffix.check_integrity()
+
+
 def soak_tokens(kind: str) -> list[int]:
     rng = random.Random(1)
     if kind == "random":

@@ -55,7 +55,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     DEPTH, RECENT, AHEAD = 4, 3, 2
 
-    @initialize(max_bytes=st.sampled_from([8_000, 20_000, 10**9]), max_salts=st.integers(1, 3))
+    @initialize(max_bytes=st.sampled_from([4_000, 10_000, 10**9]), max_salts=st.integers(1, 3))
     def build(self, max_bytes: int, max_salts: int) -> None:
         self.store = OutputStore(
             max_bytes=max_bytes,
@@ -157,6 +157,23 @@ def test_the_oldest_outputs_leave_whole_and_take_their_counts_with_them() -> Non
     assert found_next(store, b"", [1, 2], 2) == (2, [[8, 8], [7, 7]])
     assert found_next(store, b"", [9], 1) == (0, [])
     assert store.num_evicted == 1
+
+
+def test_nothing_of_an_output_that_left_is_read_after_one_that_took_its_place() -> None:
+    store = OutputStore(max_bytes=6_000, unit_tokens=6, ahead_tokens=4, max_depth=3)
+    for first in range(100, 160, 20):
+        store.add(b"", [1, 2, 3], [first + i for i in range(6)], [10, 11, 12])
+    for first in range(200, 400, 10):
+        store.add(b"", [], [first, first + 1, first + 2], [])
+        assert found_next(store, b"", [first], 9) == (1, [[first + 1, first + 2]])
+    assert store.num_evicted > 3
+
+
+def test_a_unit_that_can_never_fit_costs_nobody_their_place() -> None:
+    store = OutputStore(max_bytes=3_000, unit_tokens=6, ahead_tokens=4, max_depth=3)
+    store.add(b"", [], [1, 2], [])
+    store.add(b"a", [], [1, 2, 3, 4, 5, 6], [])
+    assert (store.num_units, store.num_evicted) == (1, 0)
 
 
 @pytest.mark.parametrize("max_bytes", [0, 100])
