@@ -17,8 +17,7 @@ from model.fused_rope import RopeTable
 from model.fused_spec import FusedSpec
 from model.fused_weights import DecoderWeights, LayerWeights
 from model.generic import BASE_TILE, plan_tiles
-
-_HEAD_SLICE = 8192  # rows of the head's weight that are widened to float32 at a time
+from model.wide_head import float_logits, head_slices
 
 
 class TorchStack:
@@ -32,7 +31,7 @@ class TorchStack:
         self._embedding = weights.embedding.to(self._device)
         self._layers = [_Layer(layer, self._device) for layer in weights.layers]
         self._final_norm = weights.final_norm.to(self._device).float()
-        self._head = weights.head.to(self._device)
+        self._head_slices = head_slices(weights.head.to(self._device))
 
     @property
     def name(self) -> str:
@@ -102,8 +101,7 @@ class TorchStack:
 
     def _logits(self, rows: Tensor) -> Tensor:
         """Float32 from float32 products: rounding logits to bfloat16 makes exact ties common."""
-        wide = rows.float()
-        return torch.cat([F.linear(wide, part.float()) for part in self._head.split(_HEAD_SLICE)], dim=-1)
+        return float_logits(rows.float(), self._head_slices)
 
 
 class _Layer:

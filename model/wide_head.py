@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -28,9 +30,7 @@ class WideHead:
         weight = head.weight.detach()
         bias = None if head.bias is None else head.bias.detach()
         self._packed = None if kernels is None else kernels.pack(weight, bias)
-        self._kept: list[Tensor] | None = None
-        if kernels is None and 4 * weight.numel() <= _KEPT_BYTES:
-            self._kept = [part.float() for part in weight.split(_SLICE)]
+        self._slices = head_slices(weight) if kernels is None else list(weight.split(_SLICE))
         object.__setattr__(head, "forward", self)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -45,6 +45,16 @@ class WideHead:
         return logits.view(*x.shape[:-1], -1)
 
     def _on_torch(self, x: Tensor) -> Tensor:
-        slices = self._kept or self._head.weight.detach().split(_SLICE)
-        logits = torch.cat([F.linear(x, part.float()) for part in slices], dim=-1)
+        logits = float_logits(x, self._slices)
         return logits if self._head.bias is None else logits + self._head.bias.float()
+
+
+def head_slices(weight: Tensor) -> list[Tensor]:
+    """Of the head's ``weight`` ``[V, H]``, for :func:`float_logits`: in float32 if a copy of that size may be kept."""
+    keep = 4 * weight.numel() <= _KEPT_BYTES
+    return [part.float() if keep else part for part in weight.split(_SLICE)]
+
+
+def float_logits(x: Tensor, slices: Sequence[Tensor]) -> Tensor:
+    """``x`` ``[.., H]`` float32 -> ``[.., V]``: products in float32, slice by slice."""
+    return torch.cat([F.linear(x, part.float()) for part in slices], dim=-1)
