@@ -95,6 +95,8 @@ def test_every_command_is_run_by_a_test_or_by_ci() -> None:
                 assert f"make {words[1]}" in CI, line
             elif words[:2] == [".venv/bin/python", "-m"]:
                 assert importlib.util.find_spec(words[2]), line
+            elif words[0] == ".venv/bin/truedraft":
+                assert f"truedraft {words[1]}" in CI, line
             else:  # there is no container engine in CI; the Dockerfile is linted
                 assert words[0] == "docker", line
                 assert "hadolint Dockerfile" in CI
@@ -103,4 +105,5 @@ def test_every_command_is_run_by_a_test_or_by_ci() -> None:
 def test_every_flag_in_the_readme_is_a_setting() -> None:
     flags = {flag_name(name) for name in Settings.model_fields}
     shown = "\n".join([*re.findall(r'ARGS="([^"]*)"', README), *re.findall(r"`(--[\w-]+)", README)])
+    flags |= {"--suite"}  # of verify, whose other flags are those of serve
     assert set(re.findall(r"--[\w-]+", shown)) <= flags
