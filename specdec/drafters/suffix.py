@@ -199,7 +199,6 @@ class SuffixDrafter:
         else:
             self._grow(track)
         track.see()
-        track.draft = None
         tree, policy = track.tree, self.policy
         stops = sequence.params.stop_token_ids
         best = ScoredDraft([], [])
@@ -221,8 +220,7 @@ class SuffixDrafter:
                 ids, cumulative = self._read_store(store_text, occurrences, length, limit, stops)
                 if sum(cumulative) > best.expected_accepted:
                     best = ScoredDraft(ids, cumulative, length, "store")
-        if best.token_ids:
-            track.draft = best
+        track.draft = best if best.token_ids else None
         return best
 
     def _follow(self, sequence: Sequence, stored: int) -> _Track:

@@ -8,7 +8,7 @@ import pytest
 
 from kvcache.table import BlockTable
 from specdec.drafters.base import DraftRequest
-from specdec.drafters.confidence import OWN_TEXT
+from specdec.drafters.confidence import OWN_TEXT, PAST_OUTPUTS, MatchLaw
 from specdec.drafters.continuation import ContinuationReader
 from specdec.drafters.scored import ScoredDraft
 from specdec.drafters.suffix import SuffixDrafter, SuffixPolicy
@@ -241,6 +241,19 @@ def test_without_a_store_nothing_is_kept_of_the_past() -> None:
     assert suffix.memory_bytes == 0
 
 
+# --- estimates ---
+
+
+@pytest.mark.parametrize("law", [OWN_TEXT, PAST_OUTPUTS])
+def test_estimates_grow_with_length_and_agreement_and_stay_far_below_a_divided_vote(law: MatchLaw) -> None:
+    by_length = [law.confidence(length, 1, 1) for length in range(1, 33)]
+    assert by_length == sorted(by_length)
+    by_count = [law.confidence(3, count, count) for count in range(1, 9)]
+    assert by_count == sorted(by_count)
+    for agreeing in range(1, 8):
+        assert law.confidence(32, agreeing, 8) <= (agreeing / 8) ** 2
+
+
 # --- state and memory ---
 
 
@@ -259,8 +272,9 @@ def test_a_text_for_which_there_is_no_room_is_done_without() -> None:
     assert propose(suffix, first)
     crowd = sequence([i % 3 for i in range(100)], 1)
     assert propose(suffix, crowd) == []
+    rng = random.Random(0)
     for _ in range(60):
-        say(suffix, first, [1])
+        say(suffix, first, [rng.randrange(VOCAB) for _ in range(3)])
         suffix.check_integrity()
     suffix.release(0)
     assert propose(suffix, sequence([i % 3 for i in range(20)], 2))
@@ -330,14 +344,10 @@ def test_a_draft_is_counted_up_to_its_first_wrong_token() -> None:
     seq = sequence([1, 2, 3, 4, 5, 6, 1, 2])
     draft = scored(suffix, seq, 4)
     assert draft.token_ids == [3, 4, 5, 6]
-    say(suffix, seq, [3, 4, 9])
+    say(suffix, seq, [3, 9, 5])
     bins = suffix.reliability.bins
-    assert (sum(one.tried for one in bins), sum(one.right for one in bins)) == (3, 2)
-    estimates = [
-        draft.cumulative[0],
-        draft.cumulative[1] / draft.cumulative[0],
-        draft.cumulative[2] / draft.cumulative[1],
-    ]
+    assert (sum(one.tried for one in bins), sum(one.right for one in bins)) == (2, 1)
+    estimates = [draft.cumulative[0], draft.cumulative[1] / draft.cumulative[0]]
     assert sum(one.predicted for one in bins) == pytest.approx(sum(estimates))
 
 
