@@ -72,6 +72,14 @@ def test_the_command_saves_a_checkpoint_and_says_where(tmp_path: Path, capsys: p
     assert (tmp_path / "model" / "model.safetensors").is_file()
 
 
+def test_the_documented_table_has_every_family_on_both_paths() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "families.md").read_text()
+    rows = [line.split(" | ")[0:2] for line in text.splitlines() if line.startswith("| ")][1:]
+    assert [(family.strip("| "), kernels) for family, kernels in rows] == [
+        (family, kernels) for family in FAMILIES for kernels in ("auto", "torch")
+    ]
+
+
 def test_the_table_tells_the_reason_below_l0() -> None:
     rows = [
         FamilyLevel("llama", "bfloat16", "torch", "fused/torch", "L0", "rows to tiles of 16", "40 checks"),
