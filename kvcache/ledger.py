@@ -153,7 +153,7 @@ class Ledger:
         self._abandon()
         self.step += 1
         self._check_commits()
-        holders = [self._claimant(claim) for claim in claims]
+        holders = [self._claimant(claim, _first_slot(rows, s)) for s, claim in enumerate(claims)]
         view = look(rows, claims, [holder.length for holder in holders], self.num_blocks, self._raise)
         self._check_blocks(view, holders)
         self._check_writes(view)
@@ -206,12 +206,14 @@ class Ledger:
             self._state[self._open_slots] = ROLLED_BACK
             self._open.clear()
 
-    def _claimant(self, claim: Claim) -> _Holder:
+    def _claimant(self, claim: Claim, slot: int) -> _Holder:
+        """``slot``: where the claim's first row will be written."""
         holder = self._holder(claim.table)
         if holder.seq_id is None:
             holder.seq_id = claim.seq_id
         elif holder.seq_id != claim.seq_id:
-            self._raise("table of another", claim.seq_id, f"a table of its own, not sequence {holder.seq_id}'s", "both")
+            expected = f"a table of its own, not sequence {holder.seq_id}'s"
+            self._raise("table of another", claim.seq_id, expected, "both", slot=slot)
         return holder
 
     def _check_commits(self) -> None:
@@ -236,7 +238,6 @@ class Ledger:
                     f"verified token {commit.token_ids[i]}",
                     self.describe(int(slots[i])),
                     position=first + i,
-                    block=block,
                     slot=int(slots[i]),
                 )
             self._committed_in[block] = commit.generation
@@ -344,7 +345,7 @@ class Ledger:
         found = self.describe(slot)
         if kind == "other prefix":
             expected, found = f"{expected}, behind this sequence's tokens", f"{found}, behind other tokens"
-        self._raise(kind, seq_id, expected, found, position=position, block=slot // self.block_size, slot=slot)
+        self._raise(kind, seq_id, expected, found, position=position, slot=slot)
 
     def _raise_row(self, kind: str, view: StepView, row: int, expected: str) -> None:
         slot = int(view.slots[row])
@@ -354,14 +355,20 @@ class Ledger:
             expected,
             f"slot {slot} of {self._owners(slot // self.block_size)}",
             position=int(view.positions[row]),
-            block=slot // self.block_size,
             slot=slot,
         )
 
     def _raise_at(self, kind: str, seq_id: int, position: int, block: int, expected: str, found: str) -> None:
-        self._raise(kind, int(seq_id), expected, found, position=position, block=block, slot=block * self.block_size)
+        self._raise(kind, int(seq_id), expected, found, position=position, slot=block * self.block_size)
 
     def _raise(
-        self, kind: str, seq_id: int, expected: str, found: str, *, position: int = -1, block: int = -1, slot: int = -1
+        self, kind: str, seq_id: int, expected: str, found: str, *, position: int = -1, slot: int = -1
     ) -> NoReturn:
+        block, slot = (slot // self.block_size, slot) if slot >= 0 else (-1, -1)
         raise LedgerError(Violation(kind, self.step, seq_id, position, block, slot, expected, found))
+
+
+def _first_slot(rows: ForwardRows, s: int) -> int:
+    """Where the first row of sequence ``s`` of the batch is written; -1 if the batch has no such row."""
+    row = int(rows.row_starts[s]) if s < len(rows.row_starts) else -1
+    return int(rows.slots[row]) if 0 <= row < len(rows.slots) else -1

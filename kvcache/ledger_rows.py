@@ -70,7 +70,6 @@ class Raise(Protocol):
         found: str,
         *,
         position: int = ...,
-        block: int = ...,
         slot: int = ...,
     ) -> NoReturn: ...
 
@@ -87,8 +86,10 @@ def look(rows: ForwardRows, claims: Sequence[Claim], lengths: Sequence[int], num
         fail("rows", -1, f"rows of {len(claims)} sequences", f"row_starts {starts.tolist()}")
     num_rows = int(starts[-1])
     dummies = rows.slots[num_rows:]
-    if num_rows > len(rows.slots) or ((dummies < num_blocks * size) | (dummies >= (num_blocks + 1) * size)).any():
-        fail("dummy row", -1, "slots of the scratch block", f"slots {dummies.tolist()} behind {num_rows} rows")
+    stray = dummies[(dummies < num_blocks * size) | (dummies >= (num_blocks + 1) * size)]
+    if num_rows > len(rows.slots) or len(stray):
+        found = f"slots {dummies.tolist()} behind {num_rows} rows"
+        fail("dummy row", -1, "slots of the scratch block", found, slot=int(stray[0]) if len(stray) else -1)
     seq_ids = np.array([claim.seq_id for claim in claims], dtype=np.int64)
     sequences = np.repeat(np.arange(len(claims)), counts)
     positions, ids, slots = rows.positions[:num_rows], rows.input_ids[:num_rows], rows.slots[:num_rows]
@@ -107,7 +108,7 @@ def look(rows: ForwardRows, claims: Sequence[Claim], lengths: Sequence[int], num
         for row in range(int(starts[s]), int(wrong.argmax()) + 1):
             position = int(positions[row])
             if wrong[row] or _span(claims[s], position, 1) != [int(ids[row])]:
-                _fail_row(claims[s], int(due[s] + offsets[row]), position, int(ids[row]), fail)
+                _fail_row(claims[s], int(due[s] + offsets[row]), position, int(ids[row]), int(slots[row]), fail)
 
     ends = first + counts
     bounds = np.zeros(len(claims) + 1, dtype=np.int64)
@@ -121,7 +122,7 @@ def look(rows: ForwardRows, claims: Sequence[Claim], lengths: Sequence[int], num
         for row in range(int(starts[s]), int(wrong.argmax()) + 1):
             position = int(positions[row])
             if wrong[row] or _span(claims[s], position, 1) != [int(ids[row])]:
-                _fail_row(claims[s], int(due[s] + offsets[row]), position, int(ids[row]), fail)
+                _fail_row(claims[s], int(due[s] + offsets[row]), position, int(ids[row]), int(slots[row]), fail)
 
     read_sequences = np.repeat(np.arange(len(claims)), ends)
     read_positions = np.arange(bounds[-1]) - bounds[read_sequences]
@@ -129,7 +130,16 @@ def look(rows: ForwardRows, claims: Sequence[Claim], lengths: Sequence[int], num
     needed = -(-ends // size)
     if (needed > tables.shape[1]).any():
         s = int((needed > tables.shape[1]).argmax())
-        fail("block table too short", int(seq_ids[s]), f"{needed[s]} blocks", f"{tables.shape[1]}")
+        without = tables.shape[1] * size  # the first position without a block; a row of this step may write it
+        row = int(starts[s]) + max(0, without - int(first[s]))
+        fail(
+            "block table too short",
+            int(seq_ids[s]),
+            f"{needed[s]} blocks",
+            f"{tables.shape[1]}",
+            position=int(positions[row]),
+            slot=int(slots[row]),
+        )
     read_slots = tables[read_sequences, read_positions // size] * size + read_positions % size
     written = read_slots[row_reads]
     if (written != slots).any():
@@ -140,7 +150,6 @@ def look(rows: ForwardRows, claims: Sequence[Claim], lengths: Sequence[int], num
             f"slot {written[row]}, from which the position is read",
             f"slot {slots[row]}",
             position=int(positions[row]),
-            block=int(slots[row]) // size,
             slot=int(slots[row]),
         )
     return StepView(
@@ -163,12 +172,14 @@ def look(rows: ForwardRows, claims: Sequence[Claim], lengths: Sequence[int], num
     )
 
 
-def _fail_row(claim: Claim, due: int, position: int, token: int, fail: Raise) -> None:
-    """A row's position or its token is wrong: which of the two?"""
+def _fail_row(claim: Claim, due: int, position: int, token: int, slot: int, fail: Raise) -> None:
+    """The position or the token of the row that writes ``slot`` is wrong: which of the two?"""
     here = _span(claim, position, 1) if position >= 0 else []
     if position != due and (here == [token] or _span(claim, due, 1) == [token]):
-        fail("position id", claim.seq_id, f"position {due}", f"position {position} (token {token})", position=position)
-    fail("input id", claim.seq_id, f"token {here[0] if here else 'none'}", f"token {token}", position=position)
+        found = f"position {position} (token {token})"
+        fail("position id", claim.seq_id, f"position {due}", found, position=position, slot=slot)
+    expected = f"token {here[0] if here else 'none'}"
+    fail("input id", claim.seq_id, expected, f"token {token}", position=position, slot=slot)
 
 
 def _span(claim: Claim, begin: int, count: int) -> list[int]:

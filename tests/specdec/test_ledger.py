@@ -51,9 +51,16 @@ def caught(bench: Bench) -> Violation:
         value = getattr(violation, name)
         assert (f", {name} {value}" in text) == (value >= 0)
     assert f"expected {violation.expected}, found {violation.found}" in text
-    if violation.slot >= 0:
-        assert violation.slot // SIZE == violation.block
+    assert_placed(violation)
     return violation
+
+
+def assert_placed(violation: Violation) -> None:
+    """It names slot and block; only rows that cannot be told apart have none."""
+    if violation.kind == "rows":
+        assert (violation.block, violation.slot) == (-1, -1)
+    else:
+        assert 0 <= violation.slot // SIZE == violation.block
 
 
 def plant_spans(monkeypatch: pytest.MonkeyPatch, change: Callable[[RowSpan], RowSpan], index: int = 0) -> None:
@@ -102,6 +109,7 @@ def test_positions_off_by_one_after_a_rejection(off: int, monkeypatch: pytest.Mo
     assert (violation.kind, violation.seq_id, violation.position) == ("position id", 0, due + off)
     assert violation.expected == f"position {due}"
     assert violation.found == f"position {due + off} (token {bench.sequences[0].tokens[-1]})"
+    assert (violation.block, violation.slot) == expected_slot(bench.sequences[0], due + off)
 
 
 def test_a_token_that_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +118,7 @@ def test_a_token_that_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
     plant_spans(monkeypatch, lambda span: replace(span, start=due - 1, token_ids=[tokens[due - 1], *span.token_ids]))
     violation = caught(bench)
     assert (violation.kind, violation.position, violation.expected) == ("position id", due - 1, f"position {due}")
+    assert (violation.block, violation.slot) == expected_slot(bench.sequences[0], due - 1)
 
 
 def test_another_input_id_than_the_sequences_token(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +128,7 @@ def test_another_input_id_than_the_sequences_token(monkeypatch: pytest.MonkeyPat
     last = bench.sequences[1].tokens[-1]
     assert (violation.kind, violation.seq_id) == ("input id", 1)
     assert (violation.expected, violation.found) == (f"token {last}", "token 38")
+    assert (violation.block, violation.slot) == expected_slot(bench.sequences[1], violation.position)
 
 
 def test_a_stale_slot_read_after_a_rollback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,6 +207,7 @@ def test_two_sequences_on_one_table() -> None:
     violation = caught(bench)
     assert (violation.kind, violation.seq_id) == ("table of another", 1)
     assert "sequence 0" in violation.expected
+    assert violation.slot == bench.sequences[1].table.slot(bench.sequences[1].num_computed)
 
 
 def test_blocks_in_another_order_than_they_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +250,10 @@ def test_a_slot_mapping_that_is_not_where_the_position_is_read(monkeypatch: pyte
 def test_a_block_table_that_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = running()
     plant_batch(monkeypatch, block_tables=lambda tables: tables[:, :2])
-    assert caught(bench).kind == "block table too short"
+    violation = caught(bench)
+    due = bench.sequences[0].num_computed  # the first row that has no block
+    assert (violation.kind, violation.seq_id, violation.position) == ("block table too short", 0, due)
+    assert (violation.block, violation.slot) == expected_slot(bench.sequences[0], due)
 
 
 def test_rows_given_to_another_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +286,8 @@ def test_dummy_rows_write_to_the_scratch_block_alone(monkeypatch: pytest.MonkeyP
     assert seen == [rows]
     assert rows == (K + 1) * len(PROMPTS) + 1
     plant_batch(monkeypatch, slot_mapping=lambda slots: torch.cat([slots[:-1], torch.tensor([3])]))
-    assert caught(bench).kind == "dummy row"
+    violation = caught(bench)
+    assert (violation.kind, violation.slot) == ("dummy row", 3)
 
 
 def test_a_token_that_changed_after_it_was_computed() -> None:
@@ -344,6 +359,7 @@ def test_a_commit_of_rejected_drafts() -> None:
     assert (violation.kind, violation.seq_id) == ("commit of what is not verified", 0)
     assert known <= violation.position < known + K
     assert (violation.block, violation.slot) == expected_slot(sequence, violation.position)
+    assert_placed(violation)
     assert (violation.expected, violation.step) == (f"verified token {WRONG}", 3)
     assert violation.found.endswith("rolled back")
 
