@@ -1,7 +1,7 @@
 """Remembers what was measured at load (gate, fused against generic, exactness), so that the next start is fast.
 
-Results are kept by everything that they depend on: the weights, the code in this room, the versions of torch and
-transformers, the processor, the thread count, the dtype, the device. A damaged or foreign entry is measured anew.
+Results are kept by everything that they depend on: the weights, the dtype, what model.environment tells of the machine
+and the libraries, and the kernels. A damaged or foreign entry is measured anew.
 """
 
 from __future__ import annotations
@@ -10,16 +10,10 @@ import dataclasses
 import hashlib
 import json
 import logging
-import os
-import platform
 import tempfile
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
-
-import torch
-import transformers
 
 from model.exactness import ExactnessCheck, ExactnessReport
 from model.weights import hash_weights
@@ -97,43 +91,3 @@ class ChecksCache:
 def digest(parts: object) -> str:
     """Short hex digest of JSON-like ``parts``."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def environment(device: str) -> dict[str, str | int]:
-    """What the bits of a forward depend on beside the model: code, versions, processor, threads."""
-    facts: dict[str, str | int] = {
-        "code": _code_hash(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "machine": platform.machine(),
-        "instruction_set": torch.backends.cpu.get_cpu_capability(),
-        "processor": _processor(),
-        "threads": torch.get_num_threads(),
-        "device": device,
-        "settings": os.environ.get("MKL_CBWR", "") + os.environ.get("ONEDNN_MAX_CPU_ISA", ""),
-    }
-    if device.startswith("cuda"):
-        facts["gpu"] = torch.cuda.get_device_name(device)
-        facts["cuda"] = str(torch.version.cuda)
-    return facts
-
-
-@cache
-def _code_hash() -> str:
-    """Hash of this room's sources: results of other code are not ours."""
-    room = Path(__file__).parent
-    sources = hashlib.sha256()
-    for path in sorted(p for p in room.rglob("*") if p.suffix in {".py", ".cpp", ".h", ".hpp"}):
-        sources.update(str(path.relative_to(room)).encode() + b"\0" + path.read_bytes())
-    return sources.hexdigest()[:32]
-
-
-@cache
-def _processor() -> str:
-    """Model and instruction sets of the processor: libraries choose their kernels by them."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
-    except OSError:
-        return platform.processor()
-    wanted = ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU part")
-    return digest([line for line in lines if line.split(":")[0].strip() in wanted])

@@ -12,7 +12,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from model.attach import ATTENTION_NAME, register
-from model.checks_cache import ChecksCache, digest, environment
+from model.checks_cache import ChecksCache, digest
+from model.environment import environment
 from model.errors import ModelError
 from model.exactness import ExactnessReport
 from model.gate import (
@@ -26,12 +27,13 @@ from model.gate import (
 )
 from model.generic import GenericExecutor
 from model.interface import Executor, ModelInfo, TiledExecutor
-from model.kernels.load import KernelsChoice, chosen_kernels, get_kernels
+from model.kernels.build import INSTRUCTION_SET
+from model.kernels.load import KernelsChoice, chosen_kernels, get_kernels, kernels_identity
 from model.model_cache import default_home
 from model.probe import probe_exactness
 from model.quiet import quiet_transformers, reason_of
 from model.structure import examine
-from model.tokenizer import Tokenizer
+from model.tokenizer import Tokenizer, text_hash
 from model.weights import read_state, weight_files
 
 _log = logging.getLogger(__name__)
@@ -60,7 +62,7 @@ class LoadedModel:
     executor: Executor
     info: ModelInfo
     exactness: ExactnessReport
-    fingerprint: str  # of all that a forward's bits depend on: weights, dtype, code, kernels, processor, threads
+    fingerprint: str  # of all that ids depend on: weights, dtype, code, kernels, machine, threads, stop ids, tokenizer
     tokenizer_or_none: Tokenizer | None
     kernels: KernelsChoice = "auto"  # that it was loaded with; its sampler takes the same
 
@@ -135,8 +137,10 @@ class _Loading:
             executor = self._fused(required=wanted == "fused")
         if executor is None:
             executor = self._generic()
-        fingerprint = digest([self.depends_on, executor.kind])
-        key = digest(["exactness", self.depends_on, executor.kind, self.budget])
+        computed_by = _identity(executor)
+        text = None if self.tokenizer is None else text_hash(self.path)
+        fingerprint = digest([self.depends_on, computed_by, executor.info.eos_token_ids, text])
+        key = digest(["exactness", self.depends_on, computed_by, self.budget])
         report = self.cache.report(key)
         if report is None:
             report = probe_exactness(executor, budget=self.budget)
@@ -182,7 +186,7 @@ class _Loading:
         return None
 
     def _difference_from_generic(self, fused: Executor) -> float:
-        key = digest(["fused against generic", self.depends_on, fused.kind])
+        key = digest(["fused against generic", self.depends_on, _identity(fused)])
         found = self.cache.get(key)
         if isinstance(found, float):
             return found
@@ -206,7 +210,7 @@ class _Loading:
         on_cpu = torch.device(self.device).type == "cpu"
         kernels = get_kernels(choice=self.kernels) if with_kernels and on_cpu and self.dtype == "bfloat16" else None
         executor = GenericExecutor(model, structure, info, kernels=kernels)
-        key = digest(["gate", self.depends_on, executor.kind])
+        key = digest(["gate", self.depends_on, _identity(executor)])
         if self.cache.get(key) is not True:
             check_behaviour(executor)
             self.cache.put(key, True)
@@ -261,6 +265,11 @@ class _Loading:
             eos_token_ids=_stop_ids(self.path, self.config, self.tokenizer),
             weights_hash=self.weights_hash,
         )
+
+
+def _identity(executor: Executor) -> list[str]:
+    """Which code computes: of compiled kernels, which object."""
+    return [executor.kind, kernels_identity() if INSTRUCTION_SET in executor.kind else ""]
 
 
 def _read_config(path: Path) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from collections.abc import Mapping, Sequence
@@ -9,12 +10,25 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 from transformers import AutoTokenizer
 
 from model.errors import ModelError
 from model.token_length import BYTE_LETTERS, TokenLengthBound
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+
+# What else decides which ids a text or a chat becomes.
+_TEXT_FILES = ("tokenizer*", "*.jinja", "*/*.jinja", "chat_template*", "special_tokens*", "added_tokens*", "merges*")
+
+
+def text_hash(folder: Path) -> str:
+    """Hash of the files in ``folder`` and of the library's version, by which text becomes ids and back."""
+    found = {file for pattern in (*_TOKENIZER_FILES, *_TEXT_FILES) for file in folder.glob(pattern) if file.is_file()}
+    sources = hashlib.sha256(tokenizers.__version__.encode())
+    for file in sorted(found):
+        sources.update(b"\0" + str(file.relative_to(folder)).encode() + b"\0" + file.read_bytes())
+    return sources.hexdigest()[:32]
 
 
 class Tokenizer:

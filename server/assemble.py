@@ -14,7 +14,7 @@ from kvcache.manager import KVCacheManager
 from kvcache.memory import available_bytes
 from kvcache.storage import KVStorage, blocks_in_budget, bytes_per_block
 from model.exactness import ExactnessReport
-from model.kernels.load import find_kernels
+from model.kernels.load import find_kernels, kernels_identity
 from model.loader import LoadedModel, load_model
 from model.source import resolve_model
 from scheduler.audit import AuditConfig
@@ -104,7 +104,7 @@ def assemble(settings: Settings, loaded: LoadedModel, names: tuple[str, ...]) ->
     exactness = measured_exactness(loaded, sampler)
     if settings.require_exact:
         exactness.require_exact(info.name)
-    fingerprint = system_fingerprint(loaded.fingerprint, kernels_found if kernels is not None else "numpy")
+    fingerprint = system_fingerprint(loaded.fingerprint, kernels_identity() if kernels is not None else "numpy")
     step = SpeculativeStep(
         loaded.executor,
         manager,
@@ -224,7 +224,7 @@ def _audit_store(settings: Settings) -> AuditStore | None:
 
 
 def system_fingerprint(model_fingerprint: str, sampling: str) -> str:
-    """Same fingerprint, same seed, same request: same ids. ``sampling``: what computes the samples' logarithms."""
+    """Same fingerprint, same seed, same request: same ids. ``sampling``: the kernels that take the logarithms."""
     return "fp_" + hashlib.sha256(f"{model_fingerprint}/{sampling}/{VERSION}".encode()).hexdigest()[:16]
 
 

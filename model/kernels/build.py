@@ -49,7 +49,7 @@ _FLAGS = (
     "-mavx512bf16",
     "-w",
 )
-_OBJECT = f"truedraft_kernels.{INSTRUCTION_SET}.so"
+OBJECT = f"truedraft_kernels.{INSTRUCTION_SET}.so"
 _SOURCES = Path(__file__).parent / "csrc"
 _BUILD_SECONDS = 600.0
 
@@ -73,7 +73,7 @@ def missing_instructions() -> tuple[str, ...]:
 def kernel_path(home: Path, compiler_version: str) -> Path:
     """Where the object for these sources, this torch and this compiler belongs, whether it exists or not."""
     compiler = hashlib.sha256(compiler_version.encode()).hexdigest()[:8]
-    return home / "kernels" / f"{_key()}-{compiler}" / _OBJECT
+    return home / "kernels" / f"{_key()}-{compiler}" / OBJECT
 
 
 def _key() -> str:
@@ -87,7 +87,7 @@ def _key() -> str:
 
 def find_built(home: Path) -> Path | None:
     """An object for these sources and this torch under ``home``, whichever compiler made it."""
-    return min((home / "kernels").glob(f"{_key()}-*/{_OBJECT}"), default=None)
+    return min((home / "kernels").glob(f"{_key()}-*/{OBJECT}"), default=None)
 
 
 def find_compiler() -> tuple[str, str]:

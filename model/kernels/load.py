@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 import os
 import subprocess
@@ -13,6 +14,7 @@ import torch
 
 from model.kernels.build import (
     INSTRUCTION_SET,
+    OBJECT,
     KernelBuildError,
     Report,
     build_kernels,
@@ -55,6 +57,16 @@ def find_kernels(
 def get_kernels(progress: Report | None = None, *, choice: KernelsChoice | None = None) -> Kernels | None:
     """:func:`find_kernels` without the reason."""
     return find_kernels(choice, progress=progress)[0]
+
+
+def kernels_identity() -> str:
+    """Hash of the object that this process has loaded, which tells sources, flags and compiler; "" if there is none."""
+    return next((_file_hash(path) for path in torch.ops.loaded_libraries if Path(path).name == OBJECT), "")
+
+
+@functools.cache
+def _file_hash(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
 
 
 class _Said:

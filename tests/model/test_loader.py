@@ -17,6 +17,8 @@ from kvcache.storage import KVStorage
 from model.batch import PackedBatch, RowSpan
 from model.checks_cache import ChecksCache
 from model.errors import ModelError
+from model.kernels.build import INSTRUCTION_SET, missing_instructions
+from model.kernels.load import kernels_identity
 from model.loader import LoadedModel, load_model
 from model.weights import hash_weights, weight_files
 from tests.model.checkpoints import write_folder
@@ -124,6 +126,57 @@ def test_other_weights_threads_or_dtype_are_measured_anew(folder: Path, home: Pa
     write_folder(folder, seed=1)
     found.add(load(folder, home).fingerprint)
     assert len(found) == 4
+
+
+def test_a_level_measured_under_another_setting_of_the_libraries_is_not_believed(
+    folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = load(folder, home)
+    assert load(folder, home).exactness.cached
+    monkeypatch.setenv("DNNL_MAX_CPU_ISA", "AVX2")
+    second = load(folder, home)
+    assert not second.exactness.cached
+    assert second.fingerprint != first.fingerprint
+    monkeypatch.delenv("DNNL_MAX_CPU_ISA")
+    third = load(folder, home)
+    assert third.exactness.cached
+    assert third.fingerprint == first.fingerprint
+
+
+@pytest.mark.skipif(missing_instructions() != (), reason="this processor cannot run the kernels")
+def test_other_compiled_kernels_are_measured_anew_and_only_where_they_compute(
+    folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def both() -> tuple[LoadedModel, LoadedModel]:
+        found = load(folder, home, executor="auto", kernels="auto"), load(folder, home, kernels="torch")
+        assert [INSTRUCTION_SET in one.executor.kind for one in found] == [True, False]
+        return found
+
+    with_kernels, without = both()
+    assert kernels_identity() != ""
+    assert with_kernels.fingerprint != without.fingerprint
+    monkeypatch.setattr(model.loader, "kernels_identity", lambda: "built by another compiler")
+    again, same = both()
+    assert not again.exactness.cached
+    assert again.fingerprint != with_kernels.fingerprint
+    assert same.exactness.cached
+    assert same.fingerprint == without.fingerprint
+
+
+def test_what_ends_or_makes_a_text_is_in_the_fingerprint_but_needs_no_new_measurement(folder: Path, home: Path) -> None:
+    found = [load(folder, home)]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 6]}))
+    found.append(load(folder, home))
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    found.append(load(folder, home))
+    edit(folder / "tokenizer_config.json", clean_up_tokenization_spaces=True)
+    found.append(load(folder, home))
+    (folder / "README.md").write_text("# A model")
+    edit(folder / "generation_config.json", temperature=0.5)  # a default of others; requests say theirs
+    last = load(folder, home)
+    assert len({loaded.fingerprint for loaded in found}) == len(found)
+    assert last.fingerprint == found[-1].fingerprint
+    assert all(loaded.exactness.cached for loaded in [*found[1:], last])
 
 
 def test_a_damaged_or_unwritable_cache_only_costs_time(folder: Path, home: Path) -> None:
