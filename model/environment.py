@@ -78,9 +78,9 @@ def environment(device: str) -> dict[str, object]:
 
 def library_settings(variables: Mapping[str, str], device: str) -> dict[str, str]:
     """The environment variables by which somebody tells the libraries how to compute; an empty one tells nothing."""
-    families, names = _FAMILIES, _NAMES
-    if device.startswith("cuda"):
-        families, names = families + _CUDA_FAMILIES, names + _CUDA_NAMES
+    cuda = device.startswith("cuda")
+    families: tuple[str, ...] = (*_FAMILIES, *(_CUDA_FAMILIES if cuda else ()))
+    names = (*_NAMES, *(_CUDA_NAMES if cuda else ()))
     return {
         name: value
         for name, value in sorted(variables.items())
