@@ -32,6 +32,7 @@ class AuditConfig:
     share: float | None = None  # above 0, at most 1; None: ``rate``, but at least SMALLEST_SHARE
     max_waiting: int = 256  # audits that wait or run
     max_waiting_tokens: int = 131072  # their size: see AuditCase.size
+    max_failed_steps: int = 3  # in a row, with audits to blame: then audits are off
     exact: bool = True  # the engine promises L0: a near tie is a mismatch too
     near_tie: float = 0.0  # below L0: how far apart two logits that nearly tie may be
 
@@ -40,6 +41,8 @@ class AuditConfig:
             raise ValueError(f"the audit rate must be from 0 to 1, got {self.rate}")
         if self.share is not None and not 0.0 < self.share <= 1.0:
             raise ValueError(f"the audit share must be above 0 and at most 1, got {self.share}")
+        if self.max_failed_steps < 1:
+            raise ValueError(f"audits must be allowed at least 1 failed step, got {self.max_failed_steps}")
         if self.max_waiting < 1 or self.max_waiting_tokens < 1:
             raise ValueError(
                 f"the audit queue must hold at least 1 audit and 1 token, got {self.max_waiting} "
@@ -83,18 +86,36 @@ class AuditCase:
 
     @property
     def size(self) -> int:
-        """Tokens and kept logprobs: what it takes of the queue's bound."""
+        """Tokens, kept logprobs, and whatever else grows with the request: what it takes of the queue's bound.
+
+        The other choices of the request do not count: they share what is large.
+        """
         kept = (*self.logprobs[:1], *self.prompt_logprobs[:1])
         per_position = 1 + max((1 + len(entry.top) for entry in kept), default=0)
-        return len(self.request.prompt_token_ids) + (len(self.token_ids) + len(self.prompt_logprobs)) * per_position
+        request, params, timing = self.request, self.params, self.timing
+        return (
+            len(request.prompt_token_ids)
+            + (len(self.token_ids) + len(self.prompt_logprobs)) * per_position
+            + sum(1 + len(word) for word in params.bad_words)
+            + 2 * len(params.logit_bias)
+            + len(params.allowed_token_ids or ())
+            + len(params.stop_token_ids)
+            + sum(1 + len(stop) for stop in request.stop)
+            + len(request.request_id)
+            + len(request.cache_salt)
+            + len(timing.acceptance_histogram)
+            + len(timing.per_step_drafted)
+            + len(timing.per_step_accepted)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class AuditFinding:
     """How an audit ended.
 
-    ``what`` is the first thing that differed ("token_ids", "finish_reason", "logprobs", "prompt_logprobs", "error"), or
-    why it was dropped ("queue_full", "queue_tokens", "too_large", "shutting_down", "step_failed", "fault").
+    ``what`` is the first thing that differed ("token_ids", "finish_reason", "stop_reason", "logprobs",
+    "prompt_logprobs", "error"), or why it was dropped ("queue_full", "queue_tokens", "too_large", "shutting_down",
+    "step_failed", "fault"; the last three also of what came when audits were off for that reason).
     ``position`` is the output index where it differed (the prompt index for prompt logprobs).
     """
 
@@ -120,4 +141,4 @@ class AuditStatus:
     num_rows: int  # since the start
     results: dict[AuditResult, int]
     dropped: dict[str, int]  # by reason
-    enabled: bool  # False: a fault switched audits off, or the server is shutting down
+    enabled: bool  # False: a fault or failed steps switched audits off, or the server is shutting down

@@ -7,7 +7,9 @@ the live plan left over, and hold no seat. What they cost is the time of their r
 
     offer -> waiting -> running -> finding
                |  full, too large: dropped
-               |  shutdown, failed step, fault: dropped
+               |  shutdown, failed step, fault: dropped, as is all that comes when audits are off
+
+Whatever happens, the results add up to the chosen choices that ended by themselves.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ class _Running:
     rerun: Rerun
     sequence: DecodedSequence
     num_blocks: int  # that it needs at its longest; set aside from the start, so it never runs out
+    size: int  # of its case
 
 
 class Audits:
@@ -50,7 +53,6 @@ class Audits:
         next_seq_id: Callable[[], int],
     ) -> None:
         self.config = config
-        self.enabled = True
         self.num_rows = 0  # since the start
         self.findings: list[AuditFinding] = []  # since they were taken
         self.released: list[int] = []  # sequences that the step must forget
@@ -59,13 +61,19 @@ class Audits:
         self._next_seq_id = next_seq_id
         self._most_rows = max(1, int(config.row_share * token_budget))
         self._credit = 0.0  # rows that audits may still take beside live ones
-        self._waiting: deque[AuditCase] = deque()
+        self._waiting: deque[tuple[AuditCase, int]] = deque()  # with their sizes
         self._running: dict[int, _Running] = {}  # by seq_id, in the order of admission
         self._waiting_tokens = 0  # of both
         self._doomed: list[DecodedSequence] = []  # ended, but the step that runs still has them
         self._in_flight = False
+        self._off: str | None = None  # why audits are off
+        self._failed_steps = 0  # in a row, for which audits are to blame
         self._results: Counter[str] = Counter()
         self._dropped: Counter[str] = Counter()
+
+    @property
+    def enabled(self) -> bool:
+        return self._off is None
 
     @property
     def has_work(self) -> bool:
@@ -85,20 +93,37 @@ class Audits:
 
     def chosen(self, request_id: str, index: int) -> bool:
         """Whether this choice will be audited: decided by a hash of its name, so a repetition decides alike."""
-        digest = hashlib.blake2b(f"{request_id}/{index}".encode(), digest_size=8).digest()
-        return self.enabled and int.from_bytes(digest) < self.config.rate * 2**64
+        chosen = False
+        with self._guard():
+            digest = hashlib.blake2b(f"{request_id}/{index}".encode(), digest_size=8).digest()
+            chosen = int.from_bytes(digest) < self.config.rate * 2**64
+        return chosen
 
     def follow(self, choice: Choice, event: ChoiceEvent) -> None:
         """Take note of an event of a chosen choice; its last one makes it an audit."""
         trail = choice.trail
-        if trail is None or not self.enabled:
+        if trail is None:
             return
-        with self._guard():
-            trail.logprobs.extend(event.logprobs or ())
-            trail.prompt_logprobs = event.prompt_logprobs or trail.prompt_logprobs
-            if event.finish_reason is not None:
-                choice.trail = None
-                self._offer(_case(choice, event, trail))
+        ended, size = event.finish_reason is not None, 0
+        case: AuditCase | None = None
+        if self.enabled:
+            with self._guard():
+                trail.logprobs.extend(event.logprobs or ())
+                trail.prompt_logprobs = event.prompt_logprobs or trail.prompt_logprobs
+                case = _case(choice, event, trail) if ended else None
+        if not ended:
+            return
+        choice.trail = None
+        reason: str | None = self._off or "fault"
+        if case is not None and self.enabled:
+            with self._guard():
+                size = case.size
+                reason = self._refusal(case, size)
+        if reason is not None:
+            self._drop(event.request_id, event.index, reason)
+        elif case is not None:
+            self._waiting.append((case, size))
+            self._waiting_tokens += size
 
     def plan(self, rows_left: int, live_rows: int) -> list[PlanItem]:
         """Rows for audits, out of ``rows_left`` that a plan with ``live_rows`` left over."""
@@ -118,8 +143,23 @@ class Audits:
         with self._guard():
             finding = running.rerun.take(output)
             if finding is not None:
-                self._end(running)
                 self._found(finding)
+                self._end(running)
+
+    def worked(self) -> None:
+        """A step with audits did not raise."""
+        self._failed_steps = 0
+
+    def blame(self) -> None:
+        """A step raised with audits, and there was nothing else in it, or it worked without them."""
+        self._failed_steps += 1
+        if self.enabled and self._failed_steps >= self.config.max_failed_steps:
+            self.switch_off(f"{self._failed_steps} steps in a row failed with them")
+
+    def switch_off(self, why: str) -> None:
+        """For steps that failed. Not during a step."""
+        logger.error("audits are off: %s", why)
+        self.close("step_failed")
 
     def end_step(self) -> None:
         """The step is over, its result applied or lost: what ended meanwhile gives its blocks back."""
@@ -133,19 +173,21 @@ class Audits:
         for item in items:
             running = self._running.get(item.sequence.seq_id)
             if running is not None:
+                self._drop_case(running.rerun.case, "step_failed")
                 self._end(running)
-                self._drop(running.rerun.case, "step_failed")
 
     def close(self, reason: str) -> None:
-        """Drop every audit and take no more."""
-        self.enabled = False
-        for running in list(self._running.values()):
+        """Drop every audit and take no more. The first reason stays."""
+        if self._off is None:
+            self._off = reason
+        while self._running:
+            running = next(iter(self._running.values()))
+            self._drop_case(running.rerun.case, reason)
             self._end(running)
-            self._drop(running.rerun.case, reason)
         while self._waiting:
-            case = self._waiting.popleft()
-            self._waiting_tokens -= case.size
-            self._drop(case, reason)
+            case, size = self._waiting.popleft()
+            self._waiting_tokens -= size
+            self._drop_case(case, reason)
 
     @property
     def sequences(self) -> list[DecodedSequence]:
@@ -156,9 +198,9 @@ class Audits:
         """Raise AssertionError unless queue, rows and blocks agree."""
         assert self.enabled or not self.has_work
         assert self._in_flight or not self._doomed
-        cases = [*self._waiting, *(running.rerun.case for running in self._running.values())]
-        assert self._waiting_tokens == sum(case.size for case in cases)
-        assert len(cases) <= self.config.max_waiting
+        sizes = [*(size for _, size in self._waiting), *(running.size for running in self._running.values())]
+        assert self._waiting_tokens == sum(sizes) <= self.config.max_waiting_tokens
+        assert len(sizes) <= self.config.max_waiting
         assert sum(running.num_blocks for running in self._running.values()) <= self._manager.num_private_blocks
         for running in self._running.values():
             assert running.sequence.table.private
@@ -177,17 +219,16 @@ class Audits:
             logger.exception("audits are off: they failed")
             self.close("fault")
 
-    def _offer(self, case: AuditCase) -> None:
+    def _refusal(self, case: AuditCase, size: int) -> str | None:
+        """Why there is no room for it."""
         config = self.config
         if len(self._waiting) + len(self._running) >= config.max_waiting:
-            self._drop(case, "queue_full")
-        elif self._waiting_tokens + case.size > config.max_waiting_tokens:
-            self._drop(case, "queue_tokens")
-        elif self._manager.blocks_for(case.num_tokens) > self._manager.num_private_blocks:
-            self._drop(case, "too_large")
-        else:
-            self._waiting.append(case)
-            self._waiting_tokens += case.size
+            return "queue_full"
+        if self._waiting_tokens + size > config.max_waiting_tokens:
+            return "queue_tokens"
+        if self._manager.blocks_for(case.num_tokens) > self._manager.num_private_blocks:
+            return "too_large"
+        return None
 
     def _plan(self, rows_left: int, live_rows: int) -> list[PlanItem]:
         share = self.config.row_share
@@ -221,12 +262,11 @@ class Audits:
         """Start the audit that waits longest, if the blocks for all of it are there."""
         if not self._waiting:
             return None
-        case = self._waiting[0]
+        case, size = self._waiting[0]
         taken = sum(running.num_blocks for running in self._running.values())
         needed = self._manager.blocks_for(case.num_tokens)
         if taken + needed > self._manager.num_private_blocks:
             return None
-        self._waiting.popleft()
         sequence = DecodedSequence(
             self._next_seq_id(),
             list(case.request.prompt_token_ids),
@@ -234,24 +274,33 @@ class Audits:
             self._manager.new_private_table(),
         )
         rerun = Rerun(case, self._text_filters(case.request, case.index), self.config)
-        running = self._running[sequence.seq_id] = _Running(rerun, sequence, needed)
+        running = _Running(rerun, sequence, needed, size)
+        self._running[sequence.seq_id] = running
+        self._waiting.popleft()  # last: a fault before it drops what waits
         return running
 
     def _end(self, running: _Running) -> None:
         del self._running[running.sequence.seq_id]
-        self._waiting_tokens -= running.rerun.case.size
+        self._waiting_tokens -= running.size
         if self._in_flight:
             self._doomed.append(running.sequence)
         else:
             self._let_go(running.sequence)
 
     def _let_go(self, sequence: DecodedSequence) -> None:
-        self._manager.free(sequence.table)
         self.released.append(sequence.seq_id)
+        try:
+            self._manager.free(sequence.table)
+        except Exception:
+            logger.exception("audits are off: the blocks of one could not be given back")
+            self.close("fault")  # ends the others, one by one, and may come here again
 
-    def _drop(self, case: AuditCase, reason: str) -> None:
+    def _drop_case(self, case: AuditCase, reason: str) -> None:
+        self._drop(case.request.request_id, case.index, reason)
+
+    def _drop(self, request_id: str, index: int, reason: str) -> None:
         self._dropped[reason] += 1
-        self._found(AuditFinding("dropped", case.request.request_id, case.index, what=reason))
+        self._found(AuditFinding("dropped", request_id, index, what=reason))
 
     def _found(self, finding: AuditFinding) -> None:
         self._results[finding.result] += 1

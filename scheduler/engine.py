@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 from scheduler.errors import EngineUnhealthy, ShuttingDown
 from scheduler.handle import RequestHandle
 from scheduler.request import ChoiceEvent, EngineRequest
+from scheduler.retry import live_items
 from scheduler.scheduler import Scheduler
 from scheduler.stats import StepRecord
 from specdec.plan import StepPlan, StepResult
@@ -36,7 +37,8 @@ class Engine:
 
     Arrivals and aborts during a step take effect when it is over. A step that raises fails the requests that were part
     of it and the loop goes on; after ``max_consecutive_failures`` such steps in a row, or a fault of the scheduler
-    itself, the state is not to be trusted: every request fails and the engine stays unhealthy.
+    itself, the state is not to be trusted: every request fails and the engine stays unhealthy. A step with audits in it
+    is first run again without them, and steps of audits alone do not count.
     """
 
     def __init__(
@@ -186,20 +188,16 @@ class Engine:
             return
         released = self.scheduler.take_released()
         started = self._clock()
-        message: str | None = None
-        result: StepResult | None = None
-        try:
-            result = await self.call(partial(self._run, plan, released))
-        except Exception as error:
-            logger.exception("a step with %d sequences raised", len(plan.items))
-            message = f"the model step failed ({type(error).__name__})"
+        result, message = await self._try(plan, released)
+        if result is None and (live := self.scheduler.without_audits(plan)) is not None:
+            logger.warning("running the step again without its %d audits", len(plan.items) - len(live.items))
+            plan = live
+            forget = [*released, *(item.sequence.seq_id for item in live.items)]
+            result, message = await self._try(plan, forget)
         ended = self._clock()
-        if result is not None:
-            events = self.scheduler.apply(plan, result)
-            self._failures = 0
-        else:
-            events = self.scheduler.fail(plan, message or "")
-            self._failures += 1
+        events = self.scheduler.fail(plan, message or "") if result is None else self.scheduler.apply(plan, result)
+        if live_items(plan):
+            self._failures = self._failures + 1 if result is None else 0
         self._hand_out(events)
         self._progress_time = self._clock()
         overhead = (started - began) + (self._progress_time - ended)
@@ -209,6 +207,14 @@ class Engine:
         )
         if self._failures >= self._max_failures:
             self._die(f"{self._failures} steps in a row failed, the last one: {message}")
+
+    async def _try(self, plan: StepPlan, released: Sequence[int]) -> tuple[StepResult | None, str | None]:
+        """Its result, or a message for those whom it fails."""
+        try:
+            return await self.call(partial(self._run, plan, released)), None
+        except Exception as error:
+            logger.exception("a step with %d sequences raised", len(plan.items))
+            return None, f"the model step failed ({type(error).__name__})"
 
     def _run(self, plan: StepPlan, released: Sequence[int]) -> StepResult:
         """In the model thread."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from scheduler.audit import AuditCase, AuditConfig, AuditFinding, AuditResult
@@ -23,13 +24,14 @@ class Rerun:
     It goes on behind a difference, so that both outputs can be laid side by side, but never further than the case.
     """
 
-    __slots__ = ("_config", "_filter", "_first", "case", "token_ids")
+    __slots__ = ("_config", "_filter", "_first", "_num_scored", "case", "token_ids")
 
     def __init__(self, case: AuditCase, text_filter: TextFilter, config: AuditConfig) -> None:
         self.case = case
         self.token_ids: list[int] = []
         self._filter = text_filter
         self._config = config
+        self._num_scored = 0  # prompt tokens whose logprobs came
         self._first: tuple[str, int, float | None] | None = None  # the first difference: what, position, gap
 
     @property
@@ -45,6 +47,7 @@ class Rerun:
             self._note("error", len(self.token_ids))
             return self._finding("error", output.error)
         for i, entry in enumerate(output.prompt_logprobs or (), start=output.prompt_start - 1):
+            self._num_scored += 1
             if i >= len(case.prompt_logprobs) or self._differ(entry, case.prompt_logprobs[i]):
                 self._note("prompt_logprobs", i + 1)
         if not output.token_ids and output.finish_reason is None:
@@ -55,9 +58,12 @@ class Rerun:
         stop_reason = decision.stop_reason if decision.stopped else output.stop_token_id
         if finish_reason is None and len(self.token_ids) < len(case.token_ids):
             return None
-        ended = (finish_reason, stop_reason, len(self.token_ids))
-        if ended != (case.finish_reason, case.stop_reason, len(case.token_ids)):
+        if self._num_scored != len(case.prompt_logprobs):
+            self._note("prompt_logprobs", self._num_scored + 1)
+        if (finish_reason, len(self.token_ids)) != (case.finish_reason, len(case.token_ids)):
             self._note("finish_reason", len(self.token_ids))
+        if stop_reason != case.stop_reason:
+            self._note("stop_reason", len(self.token_ids))
         return self._finding(finish_reason)
 
     def _compare(self, output: SequenceOutput, num_kept: int) -> None:
@@ -69,13 +75,11 @@ class Rerun:
                 continue  # the end will be another one
             if token_id != case.token_ids[position]:
                 self._note("token_ids", position, output.rival_gap if i == 0 else None)
-            elif output.logprobs is not None and (
-                position >= len(case.logprobs) or self._differ(output.logprobs[i], case.logprobs[position])
-            ):
+            elif self._differ(_at(output.logprobs, i), _at(case.logprobs, position)):
                 self._note("logprobs", position)
 
-    def _differ(self, one: TokenLogprobs, other: TokenLogprobs) -> bool:
-        if self._config.exact or one.token_id != other.token_id:
+    def _differ(self, one: TokenLogprobs | None, other: TokenLogprobs | None) -> bool:
+        if self._config.exact or one is None or other is None or one.token_id != other.token_id:
             return one != other
         return not abs(one.logprob - other.logprob) <= self._config.near_tie and one.logprob != other.logprob
 
@@ -102,3 +106,8 @@ class Rerun:
             rerun_finish_reason=finish_reason,
             error=error,
         )
+
+
+def _at(entries: Sequence[TokenLogprobs] | None, index: int) -> TokenLogprobs | None:
+    """None where nothing was asked for, and where it is missing."""
+    return entries[index] if entries is not None and index < len(entries) else None

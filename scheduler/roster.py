@@ -155,10 +155,14 @@ class Roster:
         others = (c for c in group.choices if c.state not in (ChoiceState.HELD, ChoiceState.FINISHED))
         return [*group.held, *others]
 
-    def end_step(self, plan: StepPlan) -> None:
+    def check_in_flight(self, plan: StepPlan) -> None:
         """Raises RuntimeError if ``plan`` is not the one that runs."""
         if plan is not self.in_flight:
             raise RuntimeError("this plan is not the one that runs")
+
+    def end_step(self, plan: StepPlan) -> None:
+        """Raises RuntimeError if ``plan`` is not the one that runs."""
+        self.check_in_flight(plan)
         self.in_flight = None
         for sequence in self._doomed:
             self._let_go(sequence)

@@ -30,6 +30,7 @@ from scheduler.config import SchedulerConfig
 from scheduler.planner import Planner
 from scheduler.preemption import ForcedPreemption, PreemptEveryStep, PreemptNever
 from scheduler.request import ChoiceEvent, EngineRequest, TextDecision, TextFilterFactory
+from scheduler.retry import Mark, live_items, mark
 from scheduler.roster import Roster
 from scheduler.stats import SequenceStep, StepRecord, StepTally
 from specdec.errors import ErrorType
@@ -61,6 +62,9 @@ class Scheduler:
         self._planner = Planner(config, manager, self._roster, forced)
         self._seq_ids = count()
         self._arrivals = count()
+        self._before_step: tuple[Mark, ...] = ()  # of the live sequences of a plan with audits
+        self._retried = False  # the step that runs is what was left of one that raised
+        self._told_enabled: bool | None = None  # in the last record
         self._audits: Audits | None = None
         if config.audit is not None and config.audit.rate > 0.0:
             self._audits = Audits(
@@ -99,8 +103,11 @@ class Scheduler:
 
     @property
     def has_unreported(self) -> bool:
-        """A choice finished or an audit ended since the last record."""
-        return bool(self._roster.tally.finished) or (self._audits is not None and bool(self._audits.findings))
+        """Since the last record a choice finished, an audit ended, or audits were switched off."""
+        audits = self._audits
+        if audits is not None and (audits.findings or audits.enabled != self._told_enabled):
+            return True
+        return bool(self._roster.tally.finished)
 
     @property
     def audit_status(self) -> AuditStatus | None:
@@ -195,9 +202,14 @@ class Scheduler:
         A choice that was aborted meanwhile has no event. A choice whose output holds an error, or whose text filter
         fails, ends alone. Raises ValueError if the result does not belong to the plan: then nothing can be trusted.
         """
-        self._end_step(plan)
+        retried = self._end_step(plan)
         if [output.seq_id for output in result.outputs] != [item.sequence.seq_id for item in plan.items]:
             raise ValueError("the step's outputs are not those of the plan")
+        if self._audits is not None:
+            if retried:
+                self._audits.blame()
+            elif len(live_items(plan)) < len(plan.items):
+                self._audits.worked()
         now = self._clock()
         events = []
         for item, output in zip(plan.items, result.outputs, strict=True):
@@ -209,11 +221,35 @@ class Scheduler:
                 events.append(event)
         return events
 
+    def without_audits(self, plan: StepPlan) -> StepPlan | None:
+        """The step raised: its live part, to be run in its place before anybody live is failed.
+
+        Its audits are dropped. None if it held none, or nothing else, or if the step did not leave its live sequences
+        as they were. The step must forget the sequences of the new plan first: it may have seen drafts.
+        """
+        live = live_items(plan)
+        if not live or len(live) == len(plan.items) or mark(live) != self._before_step:
+            return None
+        self._roster.check_in_flight(plan)
+        assert self._audits is not None
+        self._audits.fail(plan.items)
+        self._retried = True
+        self._roster.in_flight = StepPlan(live)
+        return self._roster.in_flight
+
     def fail(self, plan: StepPlan, error: str) -> list[ChoiceEvent]:
-        """The step raised: end every request that was part of it with ``error``, and drop its audits."""
+        """The step raised: end every request that was part of it with ``error``, and drop its audits.
+
+        If the plan holds audits, ask ``without_audits`` first: nobody live ends for one.
+        """
         self._end_step(plan)
-        if self._audits is not None:
+        live = live_items(plan)
+        if self._audits is not None and len(live) < len(plan.items):
             self._audits.fail(plan.items)
+            if not live:
+                self._audits.blame()
+            elif mark(live) != self._before_step:
+                self._audits.switch_off("a step with them failed too late to be run again without them")
         choices = [self._roster.choices.get(item.sequence.seq_id) for item in plan.items]
         request_ids = dict.fromkeys(choice.group.request.request_id for choice in choices if choice is not None)
         return [event for request_id in request_ids for event in self.abort(request_id, error)]
@@ -231,6 +267,7 @@ class Scheduler:
         findings: tuple[AuditFinding, ...] = ()
         if self._audits is not None and self._audits.findings:
             findings, self._audits.findings = tuple(self._audits.findings), []
+        self._told_enabled = None if self._audits is None else self._audits.enabled
         running = self._roster.running
         return StepRecord(
             step=step,
@@ -253,6 +290,7 @@ class Scheduler:
             error=error,
             num_audit_tokens=tally.num_audit_tokens,
             audits=findings,
+            audits_enabled=self._told_enabled,
         )
 
     def check_integrity(self) -> None:
@@ -261,16 +299,20 @@ class Scheduler:
         if self._audits is not None:
             self._audits.check_integrity()
 
-    def _end_step(self, plan: StepPlan) -> None:
+    def _end_step(self, plan: StepPlan) -> bool:
+        """Whether it was what was left of one that raised."""
         self._roster.end_step(plan)
         if self._audits is not None:
             self._audits.end_step()
+        retried, self._retried = self._retried, False
+        return retried
 
     def _plan_audits(self, live: list[PlanItem]) -> list[PlanItem]:
         assert self._audits is not None
         live_rows = sum(item.num_tokens + item.max_drafts for item in live)
         items = self._audits.plan(self.config.max_num_batched_tokens - live_rows, live_rows)
         self._roster.tally.num_audit_tokens += sum(item.num_tokens for item in items)
+        self._before_step = mark(live) if items else ()
         return items
 
     def _apply_output(self, choice: Choice, item: PlanItem, output: SequenceOutput, now: float) -> ChoiceEvent | None:

@@ -59,6 +59,7 @@ class StepRecord:
     error: str | None = None  # the step raised
     num_audit_tokens: int = 0  # rows of audits
     audits: tuple[AuditFinding, ...] = ()  # that ended
+    audits_enabled: bool | None = None  # after the step; None: there are none
 
     @property
     def num_batched_tokens(self) -> int:

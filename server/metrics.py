@@ -48,6 +48,7 @@ class Metrics:
         max_speculative_tokens: int,
         engine: str = "0",
         exactness_level: int | None = None,
+        audits: bool = False,
         cache_config: Mapping[str, object] | None = None,
         registry: CollectorRegistry | None = None,
     ) -> None:
@@ -122,6 +123,10 @@ class Metrics:
             result: counter("equivalence_audits", "Choices run again without speculation.", result=result)
             for result in AUDIT_RESULTS
         }
+        self._audits_enabled: Gauge | None = None  # without audits it is absent, so that 0 is always an alarm
+        if audits:
+            self._audits_enabled = gauge("equivalence_audits_enabled", "1, or 0 once audits were switched off.")
+            self._audits_enabled.set(1)
         self._audit_tokens = counter("equivalence_audit_tokens", "Rows that audits ran.")
         self._num_queries = 0
         self._num_hits = 0
@@ -149,6 +154,8 @@ class Metrics:
         for seconds in record.inter_token_seconds:
             self._itl.observe(seconds)
         _add(self._audit_tokens, record.num_audit_tokens)
+        if self._audits_enabled is not None and record.audits_enabled is not None:
+            self._audits_enabled.set(record.audits_enabled)
         for finding in record.audits:
             self._audits[finding.result].inc()
         for finished in record.finished:

@@ -136,9 +136,9 @@ class SpeculativeStep:
         if logits.shape[1] > self._vocab_size:
             logits = logits[:, : self._vocab_size].contiguous()
         marks.append(time.perf_counter())
+        self._accept(work, logits)
+        marks.append(time.perf_counter())
         try:
-            self._accept(work, logits)
-            marks.append(time.perf_counter())
             outputs = tuple(self._apply(one) for one in work)
         finally:
             if self._ledger is not None:

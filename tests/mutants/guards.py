@@ -44,8 +44,8 @@ GUARDS = (
     Mutant(
         "audit: logprobs are not compared",
         "scheduler/rerun.py",
-        "            elif output.logprobs is not None and (\n",
-        "            elif output.logprobs is None and (\n",
+        "            elif self._differ(_at(output.logprobs, i), _at(case.logprobs, position)):\n",
+        "            elif False:\n",
         (_AUDIT,),
         unseen=_WATCHES,
     ),

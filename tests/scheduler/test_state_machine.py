@@ -61,7 +61,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         audit_blocks: int,
         max_audits: int,
     ) -> None:
-        self.audit = AuditConfig(rate=audit_rate, share=audit_share, max_waiting=max_audits)
+        self.audit = AuditConfig(rate=audit_rate, share=audit_share, max_waiting=max_audits, max_failed_steps=1_000_000)
         config = SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_seqs + extra_budget,
@@ -185,6 +185,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.twin_plan is not None:
             self.twin.take(self.twin.scheduler.fail(self.twin_plan, "planted"))
         self.plan = self.twin_plan = None
+
+    @precondition(lambda self: self.plan is not None and len(live_items(self.plan)) < len(self.plan.items))
+    @rule()
+    def step_raises_over_its_audits(self) -> None:
+        """The twin has none, so its step works: that of the live part must give the same."""
+        assert self.plan is not None
+        live = self.bench.scheduler.without_audits(self.plan)
+        if live is None:
+            assert self.bench.scheduler.fail(self.plan, "planted") == []
+            assert self.twin_plan is None
+        else:
+            assert self.twin_plan is not None
+            self.bench.run_and_apply(live)
+            self.twin.run_and_apply(self.twin_plan)
+        self.plan = self.twin_plan = None
+        self.check_between_steps()
 
     @precondition(lambda self: self.plan is not None)
     @rule(data=st.data())
