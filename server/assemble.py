@@ -141,6 +141,7 @@ def assemble(settings: Settings, loaded: LoadedModel, names: tuple[str, ...]) ->
     )
     metrics = Metrics(
         model_name=names[0],
+        audits=settings.audit_rate > 0.0,
         max_speculative_tokens=k,
         exactness_level=int(exactness.level[1:]),
         cache_config={
