@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from bench.foreign import read_file
 from bench.preflight.cost import Range
 
 Answer = Literal["yes", "no", "unknown"]
@@ -15,6 +16,7 @@ Numbers = Mapping[str, float | int | str | None]
 MAX_ROW_COST = 0.5  # above, a draft's row costs more than half of what a plain row does: memory is not the bound
 MIN_RATIO = 0.97  # the project's bar: with speculation at least 0.97 times as fast as without
 MAX_FRAGMENTATION = 0.25  # of the allocated slots
+MAX_RULES_BYTES = 16 * 2**20
 AUDITS = "equivalence_audits_total"
 
 
@@ -29,6 +31,11 @@ class Line:
 def passed(lines: Iterable[Line]) -> bool:
     """Nothing says no."""
     return all(line.answer != "no" for line in lines)
+
+
+def impossible_line(name: str, what: str, numbers: Numbers | None = None) -> Line:
+    """Of a server whose numbers no server of ours can have: nothing follows from them."""
+    return Line(name, "unknown", f"the server reports an impossible value: {what}", numbers or {})
 
 
 def exactness_line(level: str, detail: str) -> Line:
@@ -89,6 +96,9 @@ def fragmentation_line(ratios: list[float]) -> Line:
     mean, worst = sum(ratios) / len(ratios), max(ratios)
     reason = f"{mean:.1%} of the allocated slots are empty, {worst:.1%} at most ({len(ratios)} looks)"
     numbers = {"mean": mean, "max": worst, "looks": len(ratios)}
+    wrong = next((ratio for ratio in ratios if not 0 <= ratio <= 1), None)
+    if wrong is not None:
+        return impossible_line(name, f"kv_fragmentation_ratio is {wrong:g}", numbers)
     if mean > MAX_FRAGMENTATION:
         return Line(name, "no", f"{reason}: above {MAX_FRAGMENTATION:.0%}; try a smaller block size", numbers)
     return Line(name, "yes", reason, numbers)
@@ -99,6 +109,8 @@ def rollback_line(rolled_back: float | None, drafted: float | None, moved_bytes:
     if rolled_back is None or moved_bytes is None:
         return Line(name, "unknown", "the server has no metrics of rollback")
     numbers = {"rolled_back": rolled_back, "drafted": drafted, "moved_bytes": moved_bytes}
+    if not 0 <= rolled_back <= (drafted or 0):
+        return impossible_line(name, f"{rolled_back:g} of {drafted or 0:g} draft tokens were rolled back", numbers)
     if moved_bytes:
         return Line(
             name, "no", f"{moved_bytes:,.0f} bytes of KV were moved to align sequences; it should be 0", numbers
@@ -154,8 +166,8 @@ def _alerts(rules: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for file in files:
         try:
-            content = yaml.safe_load(file.read_text("utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError):
+            content = yaml.safe_load(read_file(file, MAX_RULES_BYTES))
+        except (OSError, ValueError, RecursionError, yaml.YAMLError):
             continue
         groups = content.get("groups") if isinstance(content, dict) else None
         for group in groups if isinstance(groups, list) else ():

@@ -14,6 +14,7 @@ from bench.preflight.checklist import (
     audit_line,
     exactness_line,
     fragmentation_line,
+    impossible_line,
     rollback_line,
     slower_line,
 )
@@ -22,28 +23,50 @@ from bench.preflight.play import Played, play
 from bench.preflight.report import Findings
 from bench.preflight.scrape import Window, watch
 from bench.prompts import MIXED_LOAD
+from scheduler.audit import AUDIT_RESULTS
+from server.commands import CommandError
+
+MAX_POSITIONS = 256  # of a draft; no server of ours drafts so many
+_STEP_SECONDS = ("step_duration_seconds_sum", "step_duration_seconds_count")
+_ACCEPTANCE = (
+    "spec_decode_num_drafts_total",
+    "spec_decode_num_draft_tokens_total",
+    "spec_decode_num_accepted_tokens_total",
+    "spec_decode_num_accepted_tokens_per_pos_total",
+    "spec_decode_num_speculative_tokens_count",
+    "generation_tokens_total",
+)
 
 
 def server_lines(window: Window, rules: Path | None) -> list[Line]:
     """Level, fragmentation, rollback, audit and alerts of the server behind ``window``."""
-    exactness = window.info["exactness"]
+    rolled_back, drafted = "spec_decode_rollback_tokens_total", "spec_decode_num_draft_tokens_total"
+    ratio, moved = "kv_fragmentation_ratio", "kv_alignment_bytes_moved_total"
     return [
-        exactness_line(str(exactness.get("level")), str(exactness.get("detail", ""))),
-        fragmentation_line(window.busy_gauges("kv_fragmentation_ratio")),
-        rollback_line(
-            window.delta("spec_decode_rollback_tokens_total"),
-            window.delta("spec_decode_num_draft_tokens_total"),
-            window.after.value("kv_alignment_bytes_moved_total"),
+        exactness_line(window.info.level, window.info.detail),
+        _believed(window, (ratio, "num_requests_running"), fragmentation_line(window.busy_gauges(ratio))),
+        _believed(
+            window,
+            (rolled_back, drafted, moved),
+            rollback_line(window.delta(rolled_back), window.delta(drafted), window.after.value(moved)),
         ),
-        audit_line((window.info.get("settings") or {}).get("audit_rate"), audit_counts(window)),
+        _believed(window, (AUDITS,), audit_line(window.info.audit_rate, audit_counts(window))),
         alerts_line(rules),
     ]
 
 
+def _believed(window: Window, names: tuple[str, ...], line: Line) -> Line:
+    """``line``, unless a sample that it rests on is impossible."""
+    what = window.impossible(*names)
+    return line if what is None else impossible_line(line.name, what)
+
+
 def audit_counts(window: Window) -> Mapping[str, float] | None:
     """Audits since the server's start by result; None if it has no such metric."""
-    found = window.after.samples.get(AUDITS)
-    return None if found is None else {dict(labels).get("result", ""): count for labels, count in found.items()}
+    if AUDITS not in window.after.samples:
+        return None
+    counts = {result: window.after.value(AUDITS, result=result) for result in AUDIT_RESULTS}
+    return {result: count for result, count in counts.items() if count is not None}
 
 
 def acceptance_line(window: Window) -> Line:
@@ -51,6 +74,11 @@ def acceptance_line(window: Window) -> Line:
     numbers = speculation_numbers(window)
     per_step, length = numbers["tokens_per_step"], numbers["acceptance_length"]
     name = "acceptance"
+    what = window.impossible(*_ACCEPTANCE)
+    if what is None and max(numbers["acceptance_rate"] or 0.0, *numbers["rate_at"], 0.0) > 1:
+        what = "more draft tokens were accepted than were drafted"
+    if what is not None:
+        return impossible_line(name, what, numbers)
     if length is None or per_step is None:
         return Line(name, "unknown", "the server verified no draft while we looked", numbers)
     positions = " ".join(f"{100 * rate:.0f}%" for rate in numbers["rate_at"])
@@ -65,7 +93,7 @@ def speculation_numbers(window: Window) -> dict[str, Any]:
     """Acceptance by position: accepted there / drafts; tokens a step: an upper bound of the gain."""
     drafts = window.delta("spec_decode_num_drafts_total")
     rates: list[float] = []
-    while drafts:
+    while drafts and len(rates) < MAX_POSITIONS:
         accepted = window.delta("spec_decode_num_accepted_tokens_per_pos_total", position=str(len(rates)))
         if accepted is None:
             break
@@ -104,6 +132,9 @@ def memory_bound_unknown(window: Window) -> Line:
     """One server has one operating point; the slope of the step time takes a measurement."""
     load = load_numbers(window)
     rows, seconds = load["rows_per_step"], load["verify_seconds"]
+    what = window.impossible("iteration_tokens_total_sum", "iteration_tokens_total_count", *_STEP_SECONDS)
+    if what is not None:
+        return impossible_line("memory-bound", what)
     point = "the server ran no step" if not rows or not seconds else f"{rows:.1f} rows in {1e3 * seconds:.1f} ms a step"
     reason = f"metrics hold one operating point ({point}); --traffic on this machine measures t(rows)"
     return Line("memory-bound", "unknown", reason, {"rows_per_step": rows, "verify_seconds": seconds})
@@ -141,9 +172,15 @@ def preflight_live(
     seen = watch(url, seconds)
     played = None
     if probe:
-        names = (seen.info.get("model") or {}).get("served_names") or [""]
+        if seen.info.served_name is None:
+            raise CommandError(f"--url {url}: --probe needs the model's name, and /v1/server_info has no served_names")
         bodies = [
-            {"model": names[0], "prompt": MIXED_LOAD[i % len(MIXED_LOAD)].text, "max_tokens": tokens, "temperature": 0}
+            {
+                "model": seen.info.served_name,
+                "prompt": MIXED_LOAD[i % len(MIXED_LOAD)].text,
+                "max_tokens": tokens,
+                "temperature": 0,
+            }
             for i in range(probe)
         ]
         running = load_numbers(seen)["running"] or 1.0
@@ -156,7 +193,7 @@ def preflight_live(
     against_plain = against_plain_lines(played, "--probe N sends N requests each way")
     return Findings(
         source=url,
-        model=str((seen.info.get("model") or {}).get("name", "unknown model")),
+        model=seen.info.model,
         fit=_fit(told, against_plain[0]),
         checklist=[
             with_played(verify(), played),
@@ -182,6 +219,9 @@ def _fit(window: Window, itl: Line) -> Line:
     if isinstance(gain, float):
         answer: Answer = "yes" if gain > 1 and itl.answer == "yes" else "no" if itl.answer == "no" else "unknown"
         return Line(name, answer, f"measured gain {gain:.2f} times with the requests of --probe", numbers)
+    what = window.impossible(*_ACCEPTANCE)
+    if what is not None:
+        return impossible_line(name, what, numbers)
     if bound is None:
         return Line(name, "unknown", "no request was decoded while we looked", numbers)
     if bound <= 1.0:

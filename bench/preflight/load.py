@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from bench.preflight.cost import StepCost
 from bench.preflight.traffic import RecordedRequest
 
+MIN_SPAN = 1e-6  # seconds from the first arrival to the last; less is no rate
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -32,8 +34,10 @@ def find_load(requests: Sequence[RecordedRequest], cost: StepCost) -> Load:
     def load(rate: float | None, concurrency: float | None, how: str, saturated: bool = False) -> Load:
         return Load(len(requests), prompt, output, rate, concurrency, how, saturated)
 
-    if len(arrivals) < 2 or arrivals[-1] <= arrivals[0]:
-        return load(None, None, f"{len(arrivals)} of {len(requests)} lines have an arrival; at least 2 are needed")
+    if len(arrivals) < 2 or arrivals[-1] - arrivals[0] < MIN_SPAN:
+        return load(
+            None, None, f"{len(arrivals)} of {len(requests)} lines have an arrival; at least 2 are needed, apart"
+        )
     # n arrivals span n - 1 gaps.
     rate = (len(arrivals) - 1) / (arrivals[-1] - arrivals[0])
     latencies = [request.latency for request in requests if request.latency is not None]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from bench.foreign import ForeignError, parse_json, read_lines, shown
 from model.errors import ModelError
 from server.commands import CommandError
 from server.errors import APIError
@@ -16,6 +15,8 @@ from server.schemas import CompletionRequest, parse_completion
 from specdec.params import SamplingParams
 
 DEFAULT_MAX_TOKENS = 128  # of a line that says nothing about its length
+MAX_LINE_BYTES = 16 * 2**20
+MAX_SECONDS = 1e13  # an arrival may count from any moment, also in milliseconds
 # What of a body decides which tokens come; the rest (stop strings, bias, response formats) is not looked at.
 SAMPLING_FIELDS = (
     "temperature",
@@ -83,33 +84,36 @@ def read_traffic(path: Path, tokenizer: TextTokenizer, *, vocab_size: int, max_m
 
     Raises CommandError if the file cannot be read or no line can be used.
     """
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise CommandError(f"--traffic {path}: {error.strerror or error}") from error
     requests: list[RecordedRequest] = []
     bad: list[BadLine] = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            requests.append(_parse(number, line, tokenizer, vocab_size, max_model_len))
-        except (ValueError, ModelError) as error:
-            bad.append(BadLine(number, " ".join(str(error).split())))
+    try:
+        for number, line in enumerate(read_lines(path, MAX_LINE_BYTES), start=1):
+            if line is not None and not line.strip():
+                continue
+            try:
+                requests.append(_parse(number, line, tokenizer, vocab_size, max_model_len))
+            except (ValueError, ModelError) as error:
+                bad.append(BadLine(number, shown(" ".join(str(error).split()))))
+            except Exception as error:  # whatever a tokenizer or a template makes of what it does not foresee
+                reason = f"cannot be used: {type(error).__name__}: {' '.join(str(error).split())}"
+                bad.append(BadLine(number, shown(reason)))
+    except OSError as error:
+        raise CommandError(f"--traffic {path}: {error.strerror or error}") from error
+    except ForeignError as error:
+        raise CommandError(f"--traffic {path} {error}") from error
     if not requests:
         first = f"; line {bad[0].line}: {bad[0].reason}" if bad else ""
         raise CommandError(f"--traffic {path} holds no line that can be used ({len(bad)} bad){first}")
     return Traffic(tuple(requests), tuple(bad))
 
 
-def _parse(number: int, line: bytes, tokenizer: TextTokenizer, vocab_size: int, max_model_len: int) -> RecordedRequest:
+def _parse(
+    number: int, line: bytes | None, tokenizer: TextTokenizer, vocab_size: int, max_model_len: int
+) -> RecordedRequest:
     """Raises ValueError or ModelError with the reason."""
-    try:
-        value = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise ValueError("is not UTF-8") from error
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"is not JSON: {error}") from error
+    if line is None:
+        raise ForeignError(f"is longer than {MAX_LINE_BYTES:,} bytes")
+    value = parse_json(line)
     if not isinstance(value, dict):
         raise ValueError("is not a JSON object")
     prompt = _prompt(value, tokenizer)
@@ -117,7 +121,7 @@ def _parse(number: int, line: bytes, tokenizer: TextTokenizer, vocab_size: int, 
     for name, ids in (("the prompt", prompt), ("output", output or ())):
         wrong = next((i for i in ids if not 0 <= i < vocab_size), None)
         if wrong is not None:
-            raise ValueError(f"{name} holds the token id {wrong}; the model's vocabulary has {vocab_size}")
+            raise ValueError(f"{name} holds the token id {shown(wrong)}; the model's vocabulary has {vocab_size}")
     if not prompt:
         raise ValueError("the prompt is empty")
     room = max_model_len - len(prompt)
@@ -190,7 +194,8 @@ def _seconds(value: Mapping[str, Any], name: str, *, least: float | None) -> flo
     found = value.get(name)
     if found is None:
         return None
-    number = found if isinstance(found, int | float) and not isinstance(found, bool) else math.nan
-    if not math.isfinite(number) or (least is not None and number < least):
-        raise ValueError(f"{name} must be a number of seconds, got {str(found)[:60]!r}")
-    return float(number)
+    # Beyond the bound nothing can be computed with them; it also takes whole numbers that no double holds.
+    usable = isinstance(found, int | float) and not isinstance(found, bool) and -MAX_SECONDS <= found <= MAX_SECONDS
+    if not usable or (least is not None and found < least):
+        raise ValueError(f"{name} must be a number of seconds, got {shown(found, 60)!r}")
+    return float(found)

@@ -14,6 +14,7 @@ import pytest
 
 from bench.preflight import equivalence
 from bench.preflight.checklist import Line
+from bench.preflight.info import server_info
 from bench.preflight.live import acceptance_line, audit_counts, load_numbers, preflight_live, speculation_numbers
 from bench.preflight.recorded import RecordedOptions, load, preflight_recorded
 from bench.preflight.scrape import Scrape, Window, watch, window
@@ -68,7 +69,7 @@ def text(**samples: float) -> str:
 
 def two(before: dict[str, float], after: dict[str, float]) -> Window:
     scrapes = [Scrape.parse(text(**samples)) for samples in (before, after)]
-    return window(INFO, scrapes, 2.0, "http://x")
+    return window(server_info(INFO), *scrapes, scrapes, 2.0, "http://x")
 
 
 STEPS = "iteration_tokens_total_count"
