@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
+
+MAX_LINE_BYTES = 2**20  # of a stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ async def stream_completion(client: httpx.AsyncClient, url: str, body: Mapping[s
     async with client.stream("POST", url, json=payload) as response:
         if response.status_code != 200:
             raise StreamError(f"HTTP {response.status_code}: {(await response.aread())[:400]!r}")
-        async for line in response.aiter_lines():
+        async for line in _lines(response):
             if not line.startswith("data: ") or line == "data: [DONE]":
                 continue
             now = time.perf_counter()
@@ -75,6 +77,18 @@ async def stream_completion(client: httpx.AsyncClient, url: str, body: Mapping[s
         accepted=int(spec.get("num_accepted_draft_tokens", 0)),
         drafted=int(spec.get("num_draft_tokens", 0)),
     )
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[str]:
+    """As ``aiter_lines`` of events, but no line may be longer than MAX_LINE_BYTES."""
+    left = b""
+    async for piece in response.aiter_bytes():
+        *lines, left = (left + piece).split(b"\n")
+        if len(left) > MAX_LINE_BYTES:
+            raise StreamError(f"a line of the stream is longer than {MAX_LINE_BYTES:,} bytes")
+        for line in lines:
+            yield line.decode("utf-8", "replace").rstrip("\r")
+    yield left.decode("utf-8", "replace")
 
 
 async def closed_loop(

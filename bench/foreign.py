@@ -32,7 +32,7 @@ def _text(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list | dict):
-        return f"a {'list' if isinstance(value, list) else 'object'} of {len(value)}"
+        return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
     if isinstance(value, int) and value.bit_length() > 512:  # Python refuses to print very long ones
         return "a number of more than 150 digits"
     return str(value)

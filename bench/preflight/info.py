@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -70,7 +69,7 @@ def _share(value: Mapping[str, Any], path: str) -> float | None:
     found = value.get(path.rpartition(".")[2])
     if found is None:
         return None
-    if not isinstance(found, int | float) or isinstance(found, bool) or math.isnan(found) or not 0 <= found <= 1:
+    if not isinstance(found, int | float) or isinstance(found, bool) or not 0 <= found <= 1:
         raise _wrong(path, "a number from 0 to 1", found)
     return float(found)
 

@@ -174,7 +174,7 @@ class _Stranger(BaseHTTPRequestHandler):
 @pytest.fixture
 def stranger() -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Stranger)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
