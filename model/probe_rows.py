@@ -3,9 +3,10 @@
 One sequence is long (the token budget), some have a context that ends just before a border of attention chunks::
 
     long      0 ............................................ budget - 1
-    others    context | 5 new rows            context 5, 62, 126, 254: chunk borders at 64, 128, 256 lie inside
+    others    context | 7 new rows            context 5, 62, 126, 254: chunk borders at 64, 128, 256 lie inside
 
-The new rows are computed one by one first; then they, and the long sequence, come in every company that could matter.
+The new rows are computed one by one first; then they, and the long sequence, come in every company that could matter:
+the numbers of rows are those of model.probe_sizes.
 """
 
 from __future__ import annotations
@@ -20,17 +21,27 @@ from kvcache.storage import KVStorage
 from model.batch import PackedBatch, RowSpan
 from model.exactness import ExactnessCheck
 from model.interface import Executor, ForwardOutput
+from model.probe_sizes import EVERY, row_counts
 
 BLOCK_SIZE = 16
 _CONTEXTS = (0, 5, 62, 126, 254)
-_NEW_ROWS = 5  # per sequence
-_ROW_COUNTS = (1, 2, 3, 5, 8, 12, 13, 16, 17, 25)
+_NEW_ROWS = 7  # per sequence: together enough for every count of ordinary decode and verify steps
 _PLACES = 16  # shifts by one row: a tile's width on torch, more than the kernels' blocks of rows
-_CLASSES = (33, 65, 129, 257, 513, 1025, 2049, 4097)  # one row count from each class of powers of two
 _REFERENCE_ROWS = 16  # the long sequence's reference runs so many rows at a time, from position 0 on
 _REFERENCE_LATER = (256, 64)  # from this position on, so many
 _ALONE = (1, 15, 16, 63, 64, 127, 128, 129, 255, 256)  # positions of it that are also run alone
-_OFFSETS = ((1, 16), (13, 24), (17, 16), (33, 31), (62, 3), (63, 24), (127, 3), (250, 13))  # start, rows
+_OFFSETS = (
+    (1, 16),
+    (13, 24),
+    (17, 16),
+    (33, 31),
+    (62, 3),
+    (63, 24),
+    (127, 3),
+    (250, 13),
+    (9, 32),
+    (70, 33),
+)  # start, rows
 _LOGITS_CLASS = 65  # of this class, all rows' logits are compared
 
 
@@ -61,6 +72,8 @@ class RowChecks:
         for length in lengths:
             self._tokens.append(ids[:length])
             ids = ids[length:]
+        self._counts = row_counts(executor, self._budget)
+        self._most_decoded = min(EVERY, self._new_rows * len(self._starts))  # larger counts need a prefill
         self._alone: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}  # (sequence, position)
         self._reference = torch.empty(0)  # [L, N, H] of the long sequence
         self._planes: dict[str, Tensor] = {}  # what the storage held when all was well
@@ -72,7 +85,8 @@ class RowChecks:
         yield from self._row_counts()
         yield self._each_place()
         yield self._positions_alone()
-        for turn, count in enumerate(self._classes()):
+        larger = [count for count in self._counts if count > self._most_decoded]
+        for turn, count in enumerate(larger):
             yield self._with_prefill(count, turn)
         yield from self._offsets()
 
@@ -104,18 +118,18 @@ class RowChecks:
     def _row_counts(self) -> list[ExactnessCheck]:
         """Batches of few rows. If all of them contradict the rows alone but not each other, T = 1 is the odd one."""
         together = self._new_rows * len(self._starts)
-        counts = sorted({c for c in (*_ROW_COUNTS, together) if c <= min(self._budget, together)})
+        counts = [c for c in self._counts if c <= self._most_decoded]
         checks = [self._decode_rows(_rows(count), count, turn=count) for count in counts]
         larger = [check for check, count in zip(checks, counts, strict=True) if count > 1]
-        if len(larger) < 2 or any(check.passed for check in larger):
+        if len(larger) < 2 or together > self._budget or any(check.passed for check in larger):
             return checks
         kept = dict(self._alone)
-        pieces = self._turn(max(counts), 0, 0)
+        pieces = self._turn(together, 0, 0)
         out = self._forward(pieces)
         for i, key in enumerate(_wanted(pieces)):
             self._alone[key] = out.logits[i], None if out.hidden is None else out.hidden[i]
         again = [self._decode_rows(_rows(count), count, turn=count) for count in counts if count > 1]
-        if max(counts) < together or not all(check.passed for check in again):
+        if not all(check.passed for check in again):
             self._alone = kept
             return checks
         largest = max(_difference(kept[key][0], logits) for key, (logits, _) in self._alone.items())
@@ -150,9 +164,6 @@ class RowChecks:
             f"{len(odd)} of {len(positions)} positions differ, the first is position {odd[0][0]}, layer outputs by up "
             f"to {largest:.3g}",
         )
-
-    def _classes(self) -> list[int]:
-        return sorted({count for count in (*_CLASSES, self._budget) if _REFERENCE_ROWS < count <= self._budget})
 
     def _with_prefill(self, count: int, turn: int) -> ExactnessCheck:
         """A prefill from position 0 among rows of the other sequences, ``count`` rows in all."""

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 TILE_COLUMNS = 32
+# The kernels' blocks of rows, as the sources have them (a test compares): kMaxRows, kPanelRows, kRowBlock.
+MATMUL_ROWS, PANEL_ROWS, ATTENTION_ROWS = 12, 240, 32
 LAYER_TENSORS = 12  # tensors that decoder_stack takes per layer, in the order of fused_cpu's _layer_tensors
 
 

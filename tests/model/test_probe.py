@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from kvcache.storage import KVStorage
+import model.kernels
+from kvcache.storage import KVStorage, PlaneSpec
 from model.batch import PackedBatch
 from model.generic import GenericExecutor
-from model.interface import ForwardOutput
+from model.interface import ForwardOutput, ModelInfo
+from model.kernels.ops import ATTENTION_ROWS, MATMUL_ROWS, PANEL_ROWS, TILE_COLUMNS
 from model.probe import probe_exactness
+from model.probe_sizes import EVERY, row_counts
 from tests.model.families import build_executor
 from tests.model.packing import Packing
 
@@ -63,7 +68,7 @@ WRONG: dict[str, tuple[Callable[[PackedBatch], Tensor], str]] = {  # and how the
     "some count of rows": (lambda b: torch.tensor(b.num_rows == 13), "; 13 rows: 13 of 13 rows differ"),
     "more rows than some size": (
         lambda b: torch.tensor(b.num_rows > 40),
-        "; 65 rows with a prefill of 55: 17 of 17 rows differ from themselves alone",
+        "; 41 rows with a prefill of 27: 15 of 15 rows differ from themselves alone",
     ),
     "the budget": (lambda b: torch.tensor(b.num_rows == 80), "; 80 rows with a prefill"),
     "one place": (lambda b: rows_at(b, 11) & torch.tensor(b.num_rows == 15), "; 15 rows: 1 of 15 rows differ from"),
@@ -71,7 +76,7 @@ WRONG: dict[str, tuple[Callable[[PackedBatch], Tensor], str]] = {  # and how the
     "a place far behind": (lambda b: rows_at(b, 61), "the first is row 61 "),
     "a prefill's rows": (
         lambda b: torch.tensor(b.num_rows > 20) & (b.positions == 21),
-        "; 33 rows with a prefill of 23: 1 of 23 rows differ from themselves in small pieces",
+        "; 36 rows with a prefill of 22: 1 of 15 rows differ from themselves alone",
     ),
     "a chunk's first position": (
         lambda b: (b.positions == 64) & torch.tensor(b.num_rows > 1),
@@ -79,7 +84,7 @@ WRONG: dict[str, tuple[Callable[[PackedBatch], Tensor], str]] = {  # and how the
     ),
     "chunks from an unaligned start": (
         lambda b: torch.tensor(b.num_sequences == 1 and b.num_rows > 5 and int(b.positions[0]) % 16 != 0),
-        "; 16 rows from position 1 on: 16 of 16 rows differ",
+        "; also: 16 rows from position 1 on",
     ),
 }
 
@@ -93,6 +98,60 @@ def test_one_bit_that_is_wrong_in_one_class_of_batches_makes_it_l2_and_the_reaso
     assert report.level == "L2"
     assert named in report.detail
     assert " by up to " in report.detail
+
+
+class Honest:
+    """A row's outputs are a function of its token and position: row-invariant, and quick."""
+
+    def __init__(self, info: ModelInfo, context: int) -> None:
+        self.info = dataclasses.replace(info, max_model_len=context)
+        self.kind, self.planes = "honest", (PlaneSpec("target.0.k", (1, 4), torch.float32),)
+
+    def bind(self, storage: KVStorage) -> None:
+        self._storage = storage
+
+    def forward(self, batch: PackedBatch, *, capture_layers: bool = False) -> ForwardOutput:
+        rows = torch.sin((batch.input_ids * 7 + batch.positions * 13)[:, None] * torch.arange(1.0, 5.0))
+        self._storage.plane("target.0.k")[batch.slot_mapping] = rows[:, None]
+        return ForwardOutput(rows[batch.logits_rows], rows[batch.logits_rows], rows[None] if capture_layers else None)
+
+
+@pytest.mark.parametrize("count", [*range(1, 33), 33, 36, 37, 41, 64, 65, 77, 100, 129, 171, 240, 241, 257, 400])
+def test_an_executor_that_is_wrong_at_one_number_of_rows_is_found(executor: GenericExecutor, count: int) -> None:
+    honest = Honest(executor.info, 512)
+    wrong = Disturbed(honest, lambda batch: torch.tensor(batch.num_rows == count))  # type: ignore[arg-type]
+    report = probe_exactness(wrong, budget=400)
+    assert report.level == "L2"
+    rows = "1 row" if count == 1 else f"{count} rows"
+    assert any(check.name.startswith(rows) and not check.passed for check in report.checks)
+
+
+@pytest.mark.parametrize("context", [512, 40])  # with the shorter one a prefill has to make up the number
+def test_every_small_number_of_rows_is_a_check_of_its_own(executor: GenericExecutor, context: int) -> None:
+    report = probe_exactness(Honest(executor.info, context), budget=40)
+    assert report.level == "L0"
+    names = {" ".join(check.name.split()[:2]) for check in report.checks}
+    assert {"1 row", *(f"{count} rows" for count in range(2, 34))} <= names
+
+
+def test_the_numbers_of_rows_follow_the_tiles(executor: GenericExecutor) -> None:
+    honest = Honest(executor.info, 512)
+    counts = row_counts(honest, 4096)
+    assert set(range(1, EVERY + 1)) < set(counts)
+    assert {3 * MATMUL_ROWS, ATTENTION_ROWS, 2 * ATTENTION_ROWS, PANEL_ROWS, PANEL_ROWS + 1, 4096} <= set(counts)
+    tiled = build_executor("llama", max_position_embeddings=16)
+    before = row_counts(tiled, 4096)
+    tiled.tile_classes = (16, 90)
+    assert {45, 90, 91} <= set(row_counts(tiled, 4096)) - set(before)
+    assert max(row_counts(tiled, 77)) == 77
+
+
+def test_the_sizes_of_the_kernels_blocks_are_those_of_their_sources() -> None:
+    sources = Path(model.kernels.__file__).parent / "csrc"
+    text = "".join(file.read_text() for file in sources.glob("*.h"))
+    sizes = dict(re.findall(r"constexpr \w+ (k\w+) = (\d+);", text))
+    assert (int(sizes["kMaxRows"]), int(sizes["kPanelRows"])) == (MATMUL_ROWS, PANEL_ROWS)
+    assert (int(sizes["kRowBlock"]), int(sizes["kTileColumns"])) == (ATTENTION_ROWS, TILE_COLUMNS)
 
 
 def test_an_executor_that_is_disturbed_nowhere_is_l0(executor: GenericExecutor) -> None:
