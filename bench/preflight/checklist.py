@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from bench.foreign import read_file
 from bench.preflight.cost import Range
@@ -125,10 +125,11 @@ def rollback_line(rolled_back: float | None, drafted: float | None, moved_bytes:
     )
 
 
-def audit_line(rate: Any, counts: Mapping[str, float] | None) -> Line:
-    """``rate``: the server's setting audit_rate, None if it has none; ``counts``: audits by result, since its start."""
+def audit_line(rate: float | None, counts: Mapping[str, float] | None, enabled: float | None = None) -> Line:
+    """``rate``: the server's setting audit_rate, None if it has none; ``counts``: audits by result, since its start;
+    ``enabled``: the gauge equivalence_audits_enabled, None if it has none."""
     name = "audit"
-    if not isinstance(rate, int | float) or counts is None:
+    if rate is None or counts is None:
         return Line(name, "no", f"the server has no audits (no setting audit_rate or no metric {AUDITS})")
     numbers: Numbers = {"audit_rate": rate, **counts}
     told = ", ".join(f"{int(count)} {result}" for result, count in counts.items())
@@ -136,6 +137,8 @@ def audit_line(rate: Any, counts: Mapping[str, float] | None) -> Line:
         return Line(name, "no", f"{int(counts['mismatch'])} audits found another output: {told}", numbers)
     if rate <= 0:
         return Line(name, "no", "no request is audited: audit_rate is 0", numbers)
+    if enabled == 0:
+        return Line(name, "no", f"audit_rate is {rate:g}, but the server has switched audits off: {told}", numbers)
     done = sum(count for result, count in counts.items() if result != "dropped")
     if not done:
         return Line(name, "unknown", f"audit_rate is {rate:g}, but no audit has ended yet ({told})", numbers)

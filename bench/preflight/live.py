@@ -42,6 +42,7 @@ def server_lines(window: Window, rules: Path | None) -> list[Line]:
     """Level, fragmentation, rollback, audit and alerts of the server behind ``window``."""
     rolled_back, drafted = "spec_decode_rollback_tokens_total", "spec_decode_num_draft_tokens_total"
     ratio, moved = "kv_fragmentation_ratio", "kv_alignment_bytes_moved_total"
+    enabled = "equivalence_audits_enabled"
     return [
         exactness_line(window.info.level, window.info.detail),
         _believed(window, (ratio, "num_requests_running"), fragmentation_line(window.busy_gauges(ratio))),
@@ -50,7 +51,11 @@ def server_lines(window: Window, rules: Path | None) -> list[Line]:
             (rolled_back, drafted, moved),
             rollback_line(window.delta(rolled_back), window.delta(drafted), window.after.value(moved)),
         ),
-        _believed(window, (AUDITS,), audit_line(window.info.audit_rate, audit_counts(window))),
+        _believed(
+            window,
+            (AUDITS, enabled),
+            audit_line(window.info.audit_rate, audit_counts(window), window.after.value(enabled)),
+        ),
         alerts_line(rules),
     ]
 

@@ -68,8 +68,8 @@ def text(**samples: float) -> str:
 
 
 def two(before: dict[str, float], after: dict[str, float]) -> Window:
-    scrapes = [Scrape.parse(text(**samples)) for samples in (before, after)]
-    return window(server_info(INFO), *scrapes, scrapes, 2.0, "http://x")
+    first, last = (Scrape.parse(text(**samples)) for samples in (before, after))
+    return window(server_info(INFO), first, last, [first, last], 2.0, "http://x")
 
 
 STEPS = "iteration_tokens_total_count"

@@ -229,6 +229,11 @@ def test_the_audit_line(rate: float | None, counts: dict[str, float] | None, ans
     assert reason in line.reason
 
 
+def test_audits_that_were_switched_off_are_a_no() -> None:
+    counts = {"match": 5.0, "mismatch": 0.0}
+    assert [audit_line(0.01, counts, enabled).answer for enabled in (1, 0)] == ["yes", "no"]
+
+
 def test_fragmentation_rollback_and_level() -> None:
     assert [fragmentation_line(ratios).answer for ratios in ([], [0.1, 0.2], [0.3, 0.4])] == ["unknown", "yes", "no"]
     assert rollback_line(None, 5, 0).answer == "unknown"
