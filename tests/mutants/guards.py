@@ -6,7 +6,9 @@ from tests.mutants.mutant import Mutant
 
 _WATCHES = "it watches, and changes no answer"
 _LEDGER = "tests/specdec/test_ledger.py"
-_AUDIT = "tests/scheduler/test_audits.py::test_what_counts_as_equal"
+_AUDIT = "tests/scheduler/test_rerun.py::test_what_counts_as_equal"
+_COMPARED = "tests/scheduler/test_rerun.py::test_each_thing_that_a_reader_got_is_compared"
+_FAULTS = "tests/scheduler/test_audit_faults.py"
 
 GUARDS = (
     Mutant(
@@ -47,6 +49,54 @@ GUARDS = (
         "            elif self._differ(_at(output.logprobs, i), _at(case.logprobs, position)):\n",
         "            elif False:\n",
         (_AUDIT,),
+        unseen=_WATCHES,
+    ),
+    Mutant(
+        "audit: what stopped it is not compared",
+        "scheduler/rerun.py",
+        "        if stop_reason != case.stop_reason:\n",
+        "        if False:\n",
+        (_COMPARED,),
+        unseen=_WATCHES,
+    ),
+    Mutant(
+        "audit: why it ended is not compared",
+        "scheduler/rerun.py",
+        "        if (finish_reason, len(self.token_ids)) != (case.finish_reason, len(case.token_ids)):\n",
+        "        if len(self.token_ids) != len(case.token_ids):\n",
+        (_COMPARED,),
+        unseen=_WATCHES,
+    ),
+    Mutant(
+        "audit: where it ended is not compared",
+        "scheduler/rerun.py",
+        "        if (finish_reason, len(self.token_ids)) != (case.finish_reason, len(case.token_ids)):\n",
+        "        if finish_reason != case.finish_reason:\n",
+        (_COMPARED,),
+        unseen=_WATCHES,
+    ),
+    Mutant(
+        "audit: prompt logprobs that never came are equal",
+        "scheduler/rerun.py",
+        "        if self._num_scored != len(case.prompt_logprobs):\n",
+        "        if False:\n",
+        (_COMPARED,),
+        unseen=_WATCHES,
+    ),
+    Mutant(
+        "audit: a step that fails over one fails the live requests beside it",
+        "scheduler/engine.py",
+        "(live := self.scheduler.without_audits(plan)) is not None",
+        "(live := None) is not None",
+        (_FAULTS,),
+        unseen=_WATCHES,
+    ),
+    Mutant(
+        "audit: a step that committed already runs again",
+        "scheduler/scheduler.py",
+        "        if not live or len(live) == len(plan.items) or mark(live) != self._before_step:\n",
+        "        if not live or len(live) == len(plan.items):\n",
+        (_FAULTS,),
         unseen=_WATCHES,
     ),
 )

@@ -24,14 +24,14 @@ def broken(*args: object, **kwargs: object) -> Any:
     raise Planted
 
 
-def bench(**audit: Any) -> Bench:
+def bench(*, num_private_blocks: int = 64, **audit: Any) -> Bench:
     config = SchedulerConfig(
         max_num_seqs=4,
         max_num_batched_tokens=32,
         max_model_len=64,
         audit=AuditConfig(**{"rate": 1.0, "share": 1.0, **audit}),
     )
-    return Bench(config=config, num_private_blocks=64, accept=0.9)
+    return Bench(config=config, num_private_blocks=num_private_blocks, accept=0.9)
 
 
 def status(b: Bench) -> AuditStatus:
@@ -193,15 +193,56 @@ def test_an_audit_that_fails_its_step_fails_no_live_request_of_it() -> None:
 
 
 def test_steps_of_audits_alone_do_not_count_towards_the_engines_health() -> None:
-    server = Server(max_failed_steps=1000)
+    def raises_for_audits_alone(plan: StepPlan) -> None:
+        if not live_items(plan):
+            raise Planted
+
+    server = Server(raises_for_audits_alone, share=0.05, max_failed_steps=1000, num_private_blocks=4)  # one at a time
 
     async def test() -> None:
-        for i in range(8):  # each is audited on an idle server
-            assert await server.ask(f"r{i}") == "length"
-            await server.idle()
+        assert set(await asyncio.gather(*(server.ask(f"r{i}") for i in range(8)))) == {"length"}
+        await server.idle()
 
     server.run(test)
-    assert failed_steps(server) == 8
+    alone = [not live_items(plan) for plan in server.plans]
+    assert alone[-4:] == [True] * 4  # in a row, and the engine may have no more than two
+
+
+def test_steps_of_audits_alone_do_not_hide_that_live_ones_fail() -> None:
+    server = Server(lambda plan: None, share=0.05)  # a row a step: audits last
+
+    def raises_for_live_ones(plan: StepPlan) -> None:
+        if live_items(plan):
+            raise Planted
+
+    async def test() -> None:
+        await asyncio.gather(*(server.ask(f"r{i}", max_tokens=30) for i in range(8)))
+        server.raises = raises_for_live_ones
+        for i in range(3):
+            assert server.engine.healthy
+            assert await server.ask(f"s{i}") == "error"
+            before = len(server.plans)
+            for _ in range(20_000):
+                if len(server.plans) > before + 1 or not server.engine.healthy:
+                    break
+                await asyncio.sleep(0.001)
+            assert i == 2 or not live_items(server.plans[before])
+        assert not server.engine.healthy
+
+    with pytest.raises(AssertionError, match="3 steps in a row failed"):
+        server.run(test)
+
+
+def test_an_audit_never_stays_beside_live_requests_for_long_if_it_fails_their_steps() -> None:
+    server = Server(share=1.0, num_private_blocks=4)
+
+    async def test() -> None:
+        asked = [server.ask(f"r{i}", max_tokens=56 if i == 0 else 2) for i in range(10)]
+        assert set(await asyncio.gather(*asked)) == {"length"}
+
+    server.run(test)
+    with_audits = [bool(live_items(plan)) for plan in server.plans if len(live_items(plan)) < len(plan.items)]
+    assert with_audits == [True] * 3
 
 
 def test_three_failed_steps_in_a_row_switch_audits_off() -> None:
@@ -355,3 +396,14 @@ def test_what_is_aborted_between_the_two_runs_gives_its_blocks_back() -> None:
     b.scheduler.check_integrity()
     b.check_all_free()
     assert b.finish("b").finish_reason == "abort"
+
+
+def test_a_record_is_due_when_audits_go_off_although_none_was_under_way() -> None:
+    b = bench()
+    assert b.scheduler.take_record(None).audits_enabled is True
+    assert not b.scheduler.has_unreported
+    b.scheduler.close_audits()
+    assert b.scheduler.has_unreported
+    assert b.scheduler.take_record(None).audits_enabled is False
+    assert not b.scheduler.has_unreported
+    assert Bench().scheduler.take_record(None).audits_enabled is None

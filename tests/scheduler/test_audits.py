@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from scheduler.audit import AuditCase, AuditConfig, AuditFinding
+from scheduler.audit import AuditConfig, AuditFinding
 from scheduler.audits import Audits
 from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine
-from scheduler.request import ChoiceTiming
-from scheduler.rerun import Rerun
-from specdec.plan import SequenceOutput, StepPlan, TokenLogprobs
+from specdec.plan import StepPlan
 from tests.scheduler.builders import STOP_ID, Bench, ToyFilter, build_request, live_items
 
 
@@ -107,70 +104,6 @@ class TestRerun:
         assert found.rerun_token_ids[:2] == found.case.token_ids[:2]
         assert found.rerun_token_ids[2] != found.case.token_ids[2]
         assert len(found.rerun_token_ids) <= len(found.case.token_ids)
-
-
-TIMING = ChoiceTiming(0.0, 0.0, 0.0, 0.0, 3, 0, 2)
-ENTRY = TokenLogprobs(8, -1.0, 1, ((8, -1.0),))
-REQUEST = build_request("a", (1, 2, 4), max_tokens=2, logprobs=1)
-CASE = AuditCase(
-    REQUEST, 0, REQUEST.choices[0].params, (7, 8), "length", None, (replace(ENTRY, token_id=7), ENTRY), (), TIMING
-)
-
-
-def rerun(outputs: list[SequenceOutput], case: AuditCase = CASE, **config: Any) -> AuditFinding:
-    one = Rerun(case, ToyFilter(case.request, 0), AuditConfig(**{"rate": 1.0, **config}))
-    found = [finding for output in outputs if (finding := one.take(output)) is not None]
-    assert len(found) == 1
-    return found[0]
-
-
-def output(token_id: int, *, entry: TokenLogprobs = ENTRY, last: bool = False, gap: float | None = None) -> Any:
-    return SequenceOutput(
-        0,
-        (token_id,),
-        logprobs=(replace(entry, token_id=token_id),),
-        finish_reason="length" if last else None,
-        rival_gap=gap,
-    )
-
-
-BELOW = {"exact": False, "near_tie": 0.1}
-
-
-@pytest.mark.parametrize(
-    ("outputs", "config", "expected"),
-    [
-        ([output(7), output(8, last=True)], {}, ("match", None, None)),
-        ([output(7), output(9, last=True, gap=0.05)], {}, ("mismatch", "token_ids", 1)),
-        ([output(7), output(9, last=True, gap=0.05)], {"near_tie": 0.1}, ("mismatch", "token_ids", 1)),  # at L0
-        ([output(7), output(9, last=True, gap=0.05)], BELOW, ("near_tie", "token_ids", 1)),
-        ([output(7), output(9, last=True, gap=0.2)], BELOW, ("mismatch", "token_ids", 1)),
-        ([output(9, gap=0.05), output(9, last=True, gap=5.0)], BELOW, ("near_tie", "token_ids", 0)),
-        ([output(9, gap=5.0), output(9, last=True, gap=0.05)], BELOW, ("mismatch", "token_ids", 0)),
-        ([output(7), output(8)], {}, ("mismatch", "finish_reason", 2)),
-        ([output(7), output(8)], BELOW, ("mismatch", "finish_reason", 2)),
-        ([output(7, last=True)], {}, ("mismatch", "finish_reason", 1)),
-        ([output(7), output(8, entry=replace(ENTRY, logprob=-1.0000001), last=True)], {}, ("mismatch", "logprobs", 1)),
-        ([output(7), output(8, entry=replace(ENTRY, top=()), last=True)], {}, ("mismatch", "logprobs", 1)),
-        ([output(7), output(8, entry=replace(ENTRY, logprob=-1.05), last=True)], BELOW, ("match", None, None)),
-        ([output(7), output(8, entry=replace(ENTRY, logprob=-1.2), last=True)], BELOW, ("mismatch", "logprobs", 1)),
-        ([output(7), SequenceOutput(0, error="no token left")], BELOW, ("mismatch", "error", 1)),
-    ],
-)
-def test_what_counts_as_equal(
-    outputs: list[SequenceOutput], config: dict[str, Any], expected: tuple[str, str | None, int | None]
-) -> None:
-    found = rerun(outputs, **config)
-    assert (found.result, found.what, found.position) == expected
-
-
-def test_prompt_logprobs_are_compared() -> None:
-    case = replace(CASE, prompt_logprobs=(ENTRY, ENTRY), logprobs=())
-    chunk = SequenceOutput(0, prompt_logprobs=(ENTRY,), prompt_start=1)
-    last = replace(output(7), logprobs=None, prompt_logprobs=(replace(ENTRY, logprob=-2.0),), prompt_start=2)
-    end = replace(output(8, last=True), logprobs=None)
-    found = rerun([chunk, last, end], case)
-    assert (found.result, found.what, found.position) == ("mismatch", "prompt_logprobs", 2)
 
 
 class TestBounds:
