@@ -2,7 +2,8 @@
 
 Two legs. Keyed sampling is run for ``NUMBER`` seeds at once and its paths of ``DEPTH`` tokens are G-tested against the
 exact law, enumerated from first principles. And what the step emits is, token for token, what that sampling gives for
-the same seed: a step whose law were off by 0.02 would differ on 1 of 50 paths or more.
+the same seed: a step whose law were off by 0.02 with one of the drafters would differ on 1 of 50 of its paths or more,
+and the ``COUPLED`` paths of each drafter show that with probability ``POWER``.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from tests.specdec.table_model import TableExecutor
 
 NUMBER = 2**17  # paths a G-test sees
 FIRST_SEED = 2**63 - NUMBER // 2  # adjacent seeds, across the sign bit of a 64-bit integer
-COUPLED = 128  # of these seeds, run through the step by each drafter
+COUPLED = 228  # of these seeds, run through the step by each drafter: a fault may show with one of them only
 PATHS_OFF = [name for name in CASES if name not in ("temperature 1", "stop tokens")]
 
 Law = dict[tuple[int, ...], float]
@@ -128,8 +129,8 @@ def run_step(
     return [result.token_ids for result in results.values()], drafted, accepted
 
 
-def test_the_coupling_sees_an_error_of_two_percent() -> None:
-    assert (1.0 - DETECTED_TV) ** (COUPLED * len(DRAFTERS)) < 1e-4 <= 1.0 - POWER
+def test_the_coupling_sees_an_error_of_two_percent_that_shows_with_one_drafter_only() -> None:
+    assert 1.0 - (1.0 - DETECTED_TV) ** COUPLED >= POWER >= 0.99
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
