@@ -67,6 +67,7 @@ class Submission:
     arrival: int = 0  # the step before which it is added
     abort_after: int | None = None  # steps from its arrival to its abort, unless it has ended by then
     abort_in_step: bool = False  # the abort comes while a step runs, not between two
+    salt: str = ""  # requests of different salts share no cached block
 
 
 def in_order(submissions: Sequence[Submission]) -> list[int]:
@@ -166,6 +167,7 @@ class OfflineEngine:
                 prompt_token_ids=submission.prompt,
                 choices=(ChoiceSpec(0, submission.params),),
                 arrival_time=time.monotonic(),
+                cache_salt=submission.salt,
                 read_prefix_cache=submission.params.prompt_logprobs is None,
             )
         )

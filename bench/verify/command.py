@@ -24,7 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name in _AS_SERVE:
         info = Settings.model_fields[name]
         text = f"as for serve (default: {default_text(info)})"
-        options: dict[str, Any] = {"default": info.default, "help": text, "choices": choices_of(info)}
+        # None leaves the kernels to the environment, as serve does.
+        default = None if name == "kernels" else info.default
+        options: dict[str, Any] = {"default": default, "help": text, "choices": choices_of(info)}
         if name == "num_threads":
             options["type"] = _positive
         parser.add_argument(
@@ -64,12 +66,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, report: Report) -> int:
     """0 if everything held, else 1."""
     from bench.verify.progress import Progress
-    from bench.verify.report import write_report
+    from bench.verify.report import check_folder, write_report
     from bench.verify.run import Options, Verification
-    from model.kernels import find_kernels
+    from model.kernels import chosen_kernels, find_kernels
     from model.loader import load_model
     from model.source import resolve_model
 
+    if not arguments.list:
+        try:
+            check_folder(arguments.report)
+        except OSError as error:
+            raise CommandError(f"cannot write to --report {arguments.report}: {error.strerror or error}") from error
+    given = _command(arguments, whole=True)
+    arguments.kernels = chosen_kernels(arguments.kernels)
     source = resolve_model(arguments.model, report=report)
     find_kernels(arguments.kernels, progress=report)
     report(f"loading {source.name}")
@@ -92,23 +101,24 @@ def run(arguments: argparse.Namespace, report: Report) -> int:
         reference=folder if arguments.reference and not arguments.case else None,
         ledger=arguments.ledger,
         command=_command(arguments),
+        given=given,
     )
     try:
         verification = Verification(loaded, options, Progress())
-        if arguments.list:
-            return _list(verification)
-        result = verification.run()
     except ValueError as error:
         raise CommandError(str(error)) from error
-    try:
-        write_report(arguments.report, result)
-    except OSError as error:
-        raise CommandError(f"cannot write the report to {arguments.report}: {error.strerror or error}") from error
+    if arguments.list:
+        return _list(verification)
+    result = verification.run()
     print("\n".join(summary(result)))
-    print(f"report: {arguments.report / 'report.html'}")
+    missing = write_report(arguments.report, result)
+    for line in missing:
+        report(f"error: {line}")
+    if "report.html" not in " ".join(missing):
+        print(f"report: {arguments.report / 'report.html'}")
     if verification.ended is not None:
         raise verification.ended
-    return 0 if result["passed"] else 1
+    return 0 if result["passed"] and not missing else 1
 
 
 def summary(result: Mapping[str, Any]) -> list[str]:
@@ -117,20 +127,26 @@ def summary(result: Mapping[str, Any]) -> list[str]:
     cases, states = result["cases"], ("passed", "failed", "error", "not run")
     counts = {state: sum(case["status"] == state for case in cases) for state in states}
     verdict = "passed" if result["passed"] else "interrupted" if result["interrupted"] else "FAILED"
+    if not result["speculation_compared"]:
+        verdict += " (nothing was compared with speculation)"
     lines = [
         f"{verdict}: {model['name']}, {model['dtype']}, {model['executor']}, level {model['exactness_level']}, "
         f"suite {result['suite']}, {result['seconds']:.0f} s",
         f"cases: {', '.join(f'{n} {state}' for state, n in counts.items() if n or state == 'passed')}",
         f"positions compared: {coverage['positions']:,} of {coverage['positions_planned']:,}; "
-        f"pairs of conditions: {coverage['pairs_covered']:,} of {coverage['pairs_total']:,}",
+        f"with drafts: {coverage['drafted_positions']:,}; plainly decoded: {result['plain_positions']:,}",
+        f"pairs of conditions that came about: {coverage['pairs_covered']:,} of {coverage['pairs_total']:,}",
     ]
+    if missing := coverage["pairs_missing"]:
+        shown = "; ".join(f"{item['pair']} ({item['reason']})" for item in missing[:2])
+        lines.append(f"pairs that did not: {len(missing):,}, listed in report.json, such as {shown}")
     if "triples_total" in coverage:
         lines.append(
             f"threes of {', '.join(coverage['dangerous_factors'])}: "
             f"{coverage['triples_covered']:,} of {coverage['triples_total']:,}"
         )
     for name, values in coverage["factors"].items():
-        lines.append(f"  {name}: " + ", ".join(f"{value} x{count}" for value, count in values.items()))
+        lines.append(f"  {name}: " + ", ".join(_came_about(coverage, name, value) for value in values))
     if model["exactness_level"] != "L0":
         lines.append(f"near ties: {result['near_ties']}; {result['near_tie_rule']}")
         lines.append(f"why not L0: {model['exactness_detail']}")
@@ -151,12 +167,29 @@ def summary(result: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def _came_about(coverage: Mapping[str, Any], name: str, value: str) -> str:
+    """A value, and in how many of the cases that name it it came about."""
+    counted = coverage["happened"].get(f"{name} {value}")
+    if counted is None:
+        return f"{value} x0"
+    of = f"/{counted['cases']}" if counted["came_about"] < counted["cases"] else ""
+    told = f"{value} x{counted['came_about']}{of}"
+    shown = {"batch": "steps_of_8", "condition": "preemptions", "cache": "cached_tokens", "aborts": "aborted"}
+    shown |= dict.fromkeys(("drafter", "k"), "drafted_positions")
+    if name not in shown or not counted[shown[name]]:
+        return told
+    return f"{told} ({counted[shown[name]]:,} {shown[name].replace('_', ' ')})"
+
+
 def _list(verification: Verification) -> int:
     suite = verification.suite
     for case in suite.cases:
         print(f"{case.id}  {case.spec}")
     valid = sum(1 for _ in suite.design.combinations(2))
-    print(f"{len(suite.cases)} cases hold all {valid:,} valid pairs; f001, f002, .. follow for more positions")
+    print(
+        f"{len(suite.cases)} cases hold all {valid:,} valid pairs; more follow for those that did not come about, and "
+        "for positions"
+    )
     for constraint in suite.design.constraints:
         print(f"left out: {constraint.reason}")
     for name, reason in verification.drafters_left_out.items():
@@ -164,12 +197,12 @@ def _list(verification: Verification) -> int:
     return 0
 
 
-def _command(arguments: argparse.Namespace) -> str:
-    """What runs the same suite again."""
+def _command(arguments: argparse.Namespace, *, whole: bool = False) -> str:
+    """What runs a case of the same suite again, but for --case; ``whole``: the command as it was given."""
     words = ["truedraft", "verify", "--model", arguments.model]
     for name in _AS_SERVE[1:]:
         value = getattr(arguments, name)
-        if value != Settings.model_fields[name].default:
+        if value is not None and value != Settings.model_fields[name].default:
             words += [flag_name(name), str(value)]
     if arguments.ledger:
         words.append("--ledger")
@@ -179,6 +212,14 @@ def _command(arguments: argparse.Namespace) -> str:
         words += ["--suite", arguments.suite]
     if arguments.seed:
         words += ["--seed", str(arguments.seed)]
+    if whole:
+        words += [word for name in arguments.case for word in ("--case", name)]
+        if arguments.max_positions is not None:
+            words += ["--max-positions", str(arguments.max_positions)]
+        if not arguments.reference:
+            words.append("--no-reference")
+        if arguments.report != DEFAULT_FOLDER:
+            words += ["--report", str(arguments.report)]
     return shlex.join(words)
 
 

@@ -50,6 +50,7 @@ class Design:
             if unknown:
                 raise ValueError(f"constraint {constraint.reason!r} names an unknown factor: {sorted(unknown)}")
         self._constrained = [f.name for f in self.factors if any(f.name in c.names for c in constraints)]
+        self._naming = {name: [c for c in constraints if name in c.names] for name in self._values}
         self._completable: dict[tuple[tuple[str, str], ...], bool] = {}
 
     def allows(self, row: Row) -> bool:
@@ -61,14 +62,25 @@ class Design:
         key = tuple((name, row[name]) for name in self._constrained if name in row)
         found = self._completable.get(key)
         if found is None:
-            found = self._completable[key] = self._complete(dict(key))
+            found = self._completable[key] = self.allows(dict(key)) and self._complete(dict(key))
         return found
 
     def _complete(self, row: dict[str, str]) -> bool:
-        if not self.allows(row):
-            return False
-        name = next((name for name in self._constrained if name not in row), None)
-        return name is None or any(self._complete({**row, name: value}) for value in self._values[name])
+        """Some allowed complete row holds the allowed ``row``."""
+        # What the nearest constraint lacks comes first, so that a dead end shows early.
+        name, fewest = "", 99
+        for constraint in self.constraints:
+            lacking = [name for name in constraint.names if name not in row]
+            if lacking and len(lacking) < fewest:
+                name, fewest = lacking[0], len(lacking)
+        if not name:
+            return True
+        checks = [c.allows for c in self._naming[name] if all(other == name or other in row for other in c.names)]
+        for value in self._values[name]:
+            wider = {**row, name: value}
+            if all(allows(wider) for allows in checks) and self._complete(wider):
+                return True
+        return False
 
     def combinations(self, strength: int, names: Sequence[str] | None = None) -> Iterator[Combination]:
         """All valid combinations of ``strength`` factors (of ``names``, if given)."""
@@ -119,6 +131,15 @@ class Design:
             values = list(fixed.get(name, self._values[name]))
             rng.shuffle(values)
             row[name] = self._first_possible(row, name, values)
+        return {factor.name: row[factor.name] for factor in self.factors}
+
+    def row_with(self, combination: Combination, preferred: Mapping[str, Sequence[str]]) -> dict[str, str]:
+        """An allowed row that holds the valid ``combination``, otherwise the first of ``preferred`` that go with it."""
+        row = dict(combination)
+        for factor in self.factors:
+            if factor.name not in row:
+                first = [value for value in preferred.get(factor.name, ()) if value in factor.values]
+                row[factor.name] = self._first_possible(row, factor.name, [*first, *factor.values])
         return {factor.name: row[factor.name] for factor in self.factors}
 
     def _candidate(

@@ -20,6 +20,9 @@ _LEVELS = {
 }
 
 
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
 def render(report: dict[str, Any]) -> str:
     """The whole HTML page of ``report`` (schema 1). Unknown keys are ignored, absent ones leave their part out."""
     cases: list[Mapping[str, Any]] = list(report.get("cases") or [])
@@ -53,6 +56,7 @@ def render(report: dict[str, Any]) -> str:
     head = element(
         "head",
         element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=_POLICY),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="color-scheme", content="light dark"),
         element("title", title),
@@ -156,7 +160,8 @@ def _coverage(cases: Sequence[Mapping[str, Any]], coverage: Mapping[str, Any]) -
     rows = [
         _progress("cases", coverage.get("cases_run"), coverage.get("cases_planned")),
         _progress("compared positions", coverage.get("positions"), coverage.get("positions_planned")),
-        _progress("pairs of factor values", coverage.get("pairs_covered"), coverage.get("pairs_total")),
+        _progress("positions with drafts", coverage.get("drafted_positions"), coverage.get("positions")),
+        _progress("pairs of factor values that came about", coverage.get("pairs_covered"), coverage.get("pairs_total")),
     ]
     if coverage.get("triples_total"):
         what = f"triples of the values of {', '.join(map(str, coverage.get('dangerous_factors') or ()))}"
@@ -184,10 +189,16 @@ def _coverage(cases: Sequence[Mapping[str, Any]], coverage: Mapping[str, Any]) -
 
 
 def _left_out(coverage: Mapping[str, Any]) -> Html | None:
-    reasons = [element("li", str(reason)) for reason in coverage.get("left_out") or ()]
-    if not reasons:
-        return None
-    return join(element("p", "Pairs that cannot be, and are not counted:"), element("ul", *reasons, class_="note"))
+    absent = coverage.get("pairs_missing") or ()
+    parts: list[Html] = []
+    for title, lines in (
+        ("Pairs that did not come about:", [f"{item.get('pair')}: {item.get('reason')}" for item in absent]),
+        ("Pairs that cannot be, and are not counted:", list(coverage.get("left_out") or ())),
+    ):
+        if lines:
+            items = [element("li", str(line)) for line in lines]
+            parts += [element("p", title), element("ul", *items, class_="note")]
+    return join(*parts) if parts else None
 
 
 def _progress(what: str, done: Any, planned: Any) -> Html:

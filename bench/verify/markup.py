@@ -84,5 +84,11 @@ def _attribute(key: str, value: Attribute) -> str:
 
 
 def _encodable(text: str) -> str:
-    """Without what UTF-8 or HTML cannot hold: lone surrogates and control characters other than white space."""
-    return "".join(c if c in "\t\n\r" or unicodedata.category(c) not in ("Cc", "Cs") else "\ufffd" for c in text)
+    """Without what UTF-8 or HTML cannot hold, or what a reader cannot see and what would reorder the page.
+
+    Control characters other than white space, formats such as U+202E and lone surrogates become their code points.
+    """
+    hidden = ("Cc", "Cf", "Cs", "Zl", "Zp")
+    return "".join(
+        f"\u27e8U+{ord(c):04X}\u27e9" if c not in "\t\n\r" and unicodedata.category(c) in hidden else c for c in text
+    )

@@ -2,7 +2,8 @@
 
 Noise is keyed by the output index, so the answer to a smaller max_tokens is a prefix of the answer to a larger one:
 each request is decoded once, to the greatest length that any case asks for. The suite's first cases decode shorter
-lengths plainly and hold that this is so.
+lengths plainly and hold that this is so. What a case asks for is cut to its own length, so no case depends on what
+other cases needed.
 """
 
 from __future__ import annotations
@@ -12,9 +13,14 @@ from collections.abc import Callable, Mapping
 from bench.offline import Completion, OfflineConfig, OfflineEngine, blocks_for, ledger_wanted
 from bench.verify.pool import Cell, RequestPool
 from model.loader import LoadedModel
+from specdec.params import SamplingParams
 
 BLOCK_SIZE = 16
 PLAIN_BATCHED_TOKENS = 512
+
+
+class PlainError(Exception):
+    """A request could not be decoded plainly; the message is one line and names it."""
 
 
 def plain_config(model: LoadedModel, *, ledger: bool = False) -> OfflineConfig:
@@ -45,31 +51,49 @@ class PlainAnswers:
         self.config = plain_config(model, ledger=ledger)
         self._pool = pool
         self._answers: dict[Cell, tuple[int, Completion]] = {}
+        self._errors: dict[Cell, str] = {}
+
+    @property
+    def positions(self) -> int:
+        """Tokens decoded."""
+        return sum(len(answer.token_ids) for _, answer in self._answers.values())
 
     def compute(self, needs: Mapping[Cell, int], done: Callable[[Cell, int], None] = lambda cell, tokens: None) -> None:
         """Decode what is lacking; ``needs`` is the output length by request. ``done`` is told of each.
 
-        Raises RuntimeError if one fails.
+        First turns come before later ones, which hold their answers. What the engine raises is kept: ``answer`` and
+        ``request`` raise it for whoever needs that request.
         """
-        lacking = {cell: length for cell, length in needs.items() if length > self._answers.get(cell, (0,))[0]}
-        if not lacking:
-            return
-        requests = {cell: self._pool.request(cell, length) for cell, length in lacking.items()}
-        blocks = max(blocks_for([request], BLOCK_SIZE, 0) for request in requests.values())
-        engine = OfflineEngine(self._model.executor, self.config, num_blocks=blocks)
-        for cell, request in requests.items():
-            (answer,) = engine.generate([request])
-            self._answers[cell] = lacking[cell], answer
-            done(cell, lacking[cell])
-        engine.check_clean()
+        for cell, length in sorted(needs.items(), key=lambda item: item[0].after > 0):
+            if length <= self._answers.get(cell, (0,))[0] or cell in self._errors:
+                continue
+            try:
+                self._answers[cell] = length, self._decode(*self.request(cell, length))
+            except PlainError as error:  # of the first turn
+                self._errors[cell] = str(error)
+            except Exception as error:  # whatever the engine raises is a finding about it
+                found = f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]
+                self._errors[cell] = f"plain decoding of {cell} failed: {found}"
+            done(cell, length)
+
+    def request(self, cell: Cell, max_tokens: int) -> tuple[tuple[int, ...], SamplingParams]:
+        """Prompt and parameters. Raises PlainError or KeyError if a later turn's first turn has no answer."""
+        if not cell.after:
+            return self._pool.request(cell, max_tokens)
+        return self._pool.later_turn(cell, self.answer(cell.first_turn, cell.after).token_ids, max_tokens)
 
     def answer(self, cell: Cell, max_tokens: int) -> Completion:
-        """Raises KeyError if it was not computed to that length."""
+        """Raises KeyError if it was not computed to that length, PlainError if that failed."""
+        if cell in self._errors:
+            raise PlainError(self._errors[cell])
         length, answer = self._answers[cell]
         if length < max_tokens:
             raise KeyError(f"{cell} was computed to {length} tokens, not to {max_tokens}")
         return shortened(answer, max_tokens)
 
-    def token_ids(self) -> dict[Cell, tuple[int, ...]]:
-        """The longest known answers."""
-        return {cell: answer.token_ids for cell, (_, answer) in self._answers.items()}
+    def _decode(self, prompt: tuple[int, ...], params: SamplingParams) -> Completion:
+        blocks = blocks_for([(prompt, params)], BLOCK_SIZE, 0)
+        engine = OfflineEngine(self._model.executor, self.config, num_blocks=blocks)
+        (answer,) = engine.generate([(prompt, params)])
+        engine.check_clean()
+        return answer

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from specdec.noise import mix_seed
 from specdec.params import SamplingParams
 
 TOP_LOGPROBS = 2
+TURN_TOKENS = 3  # ids that a later turn adds behind the answer
 
 _CLASSES: dict[str, tuple[texts.Prompt, ...]] = {
     "short": texts.SHORT,
@@ -35,10 +36,19 @@ _STOP_STRIDE = 61  # one of so many ids is a stop token, where a sampling set ha
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cell:
-    """Names one request of the pool."""
+    """Names one request. With ``after`` it is a later turn: prompt, so many tokens of the answer, a few more ids."""
 
     prompts: str
     sampling: str
+    after: int = 0
+
+    @property
+    def first_turn(self) -> Cell:
+        """The request whose answer a later turn holds."""
+        return Cell(self.prompts, self.sampling)
+
+    def __str__(self) -> str:
+        return f"{self.prompts}, {self.sampling}" + (f", a turn after {self.after} tokens" if self.after else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +134,20 @@ class RequestPool:
         """All requests."""
         return [Cell(prompts, sampling) for prompts in self.prompts for sampling in self.sampling]
 
+    def num_prompt(self, cell: Cell) -> int:
+        """Tokens of the prompt; of a later turn the most that it can have."""
+        return len(self.request(cell.first_turn, 1)[0]) + (cell.after + TURN_TOKENS if cell.after else 0)
+
+    def later_turn(self, cell: Cell, answer: Sequence[int], max_tokens: int) -> tuple[tuple[int, ...], SamplingParams]:
+        """The request ``cell``, whose first turn was answered with ``answer`` (``cell.after`` tokens or fewer)."""
+        prompt, params = self.request(cell.first_turn, max_tokens)
+        rng = random.Random(f"turn/{self._seed}/{cell}")
+        added = [rng.randrange(self._size) for _ in range(TURN_TOKENS)]
+        return (*prompt, *answer, *added), dataclasses.replace(params, seed=mix_seed(params.seed, cell.after))
+
     def request(self, cell: Cell, max_tokens: int) -> tuple[tuple[int, ...], SamplingParams]:
-        """The prompt and the parameters. Requests of one class and different sampling sets may share a prompt."""
+        """Prompt and parameters of a first turn. Those of one class and different sampling sets may share a prompt."""
+        assert not cell.after
         number = self.sampling.index(cell.sampling)
         variants = self._prompts[cell.prompts]
         params = SamplingParams(

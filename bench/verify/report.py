@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ import torch
 from bench.verify.capture import BatchItem, Moment
 from bench.verify.cases import Case
 from bench.verify.compare import NEAR_TIE_SHARE
-from bench.verify.covering import Design
-from bench.verify.factors import DANGEROUS
+from bench.verify.counting import lacking
+from bench.verify.coverage import COUNTED
 from bench.verify.runner import CaseResult, Failure
 from model.tokenizer import Tokenizer
 from specdec.logprobs import best_tokens
@@ -33,9 +33,10 @@ def case_entry(case: Case, result: CaseResult | None, tokenizer: Tokenizer | Non
     entry |= {
         "requests": result.requests,
         "positions": result.positions,
-        "drafted": result.drafted,
-        "accepted": result.accepted,
-        "preemptions": result.preemptions,
+        **{name: getattr(result.counts, name) for name in COUNTED},
+        "most_sequences": result.counts.most_sequences,
+        "steps_digest": result.counts.digest,
+        "did_not_happen": lacking(case.values, result.counts),
         "seconds": round(result.seconds, 3),
         "near_ties": result.near_ties,
         "status": "passed" if result.passed else "failed" if result.error is None else "error",
@@ -53,7 +54,7 @@ def reason_of(result: CaseResult, tokenizer: Tokenizer | None) -> str:
     failure = result.failure
     if failure is None:
         return result.problem or result.error or ""
-    where = f"request {failure.request} ({failure.cell.prompts}, {failure.cell.sampling})"
+    where = f"request {failure.request} ({failure.cell})"
     where += " while the cache was filled" if failure.warm_up else ""
     at, kind = failure.difference.output_index, failure.difference.kind
     expected, got = failure.expected, failure.got
@@ -68,34 +69,6 @@ def reason_of(result: CaseResult, tokenizer: Tokenizer | None) -> str:
         what = f"finish reason {got.finish_reason!r}, plain decoding gives {expected.finish_reason!r}"
     notes = [note for note in (failure.note, result.problem) if note]
     return "; ".join([f"{where}: {what}", *notes])
-
-
-def coverage_of(
-    design: Design, cases: Sequence[Case], results: Mapping[str, CaseResult], positions_planned: int, *, triples: bool
-) -> dict[str, Any]:
-    """What was run, by factor and by pairs of values."""
-    run = [case for case in cases if case.id in results]
-    rows = [case.values for case in run]
-    pairs = set(design.combinations(2))
-    found: dict[str, Any] = {
-        "cases_planned": len(cases),
-        "cases_run": len(run),
-        "positions": sum(results[case.id].positions for case in run),
-        "positions_planned": positions_planned,
-        "pairs_total": len(pairs),
-        "pairs_covered": len(pairs & design.covered(rows, 2)),
-        "factors": {
-            factor.name: {value: sum(row[factor.name] == value for row in rows) for value in factor.values}
-            for factor in design.factors
-        },
-        "left_out": [constraint.reason for constraint in design.constraints],
-    }
-    if triples:
-        wanted = set(design.combinations(3, DANGEROUS))
-        found["dangerous_factors"] = list(DANGEROUS)
-        found["triples_total"] = len(wanted)
-        found["triples_covered"] = len(wanted & design.covered(rows, 3, DANGEROUS))
-    return found
 
 
 def machine() -> dict[str, str]:
@@ -127,12 +100,29 @@ def write_atomically(path: Path, text: str) -> None:
         raise
 
 
-def write_report(folder: Path, report: Mapping[str, Any]) -> None:
-    """report.json and report.html in ``folder``. Raises OSError."""
+def check_folder(folder: Path) -> None:
+    """Make sure that reports can be written there, before hours of work. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".try."):
+        pass
+
+
+def write_report(folder: Path, report: Mapping[str, Any]) -> list[str]:
+    """report.json and report.html in ``folder``; a line for each that could not be written."""
     from bench.verify.html import render
 
-    write_atomically(folder / "report.json", json.dumps(report, indent=1, ensure_ascii=True) + "\n")
-    write_atomically(folder / "report.html", render(dict(report)))
+    made: dict[str, Callable[[], str]] = {
+        "report.json": lambda: json.dumps(report, indent=1, ensure_ascii=True) + "\n",
+        "report.html": lambda: render(dict(report)),
+    }
+    missing: list[str] = []
+    for name, make in made.items():
+        try:
+            write_atomically(folder / name, make())
+        except Exception as error:  # one that cannot be made must not cost the other
+            why = (error.strerror if isinstance(error, OSError) else None) or f"{type(error).__name__}: {error}"
+            missing.append(f"cannot write {folder / name}: {' '.join(why.split())}")
+    return missing
 
 
 def _divergence(failure: Failure, tokenizer: Tokenizer | None) -> dict[str, Any]:

@@ -16,9 +16,11 @@ import torch
 from bench.offline import OfflineConfig
 from bench.verify.cases import Case, CasePlan, plan_case
 from bench.verify.compare import NEAR_TIE_SHARE
+from bench.verify.coverage import coverage_of, pairs_missing
+from bench.verify.covering import Combination
 from bench.verify.drafters import drafter_names
 from bench.verify.factors import build_design, rows_again, thread_counts
-from bench.verify.plain import PlainAnswers
+from bench.verify.plain import PlainAnswers, PlainError
 from bench.verify.pool import Cell, RequestPool
 from bench.verify.progress import Progress, Silent
 from bench.verify.reference import (
@@ -28,7 +30,7 @@ from bench.verify.reference import (
     compare_with_references,
     generate_references,
 )
-from bench.verify.report import SCHEMA, case_entry, coverage_of, machine, near_tie_rule
+from bench.verify.report import SCHEMA, case_entry, machine, near_tie_rule
 from bench.verify.runner import CaseResult, CaseRunner
 from bench.verify.suite import QUICK_POSITIONS, Suite
 from model.kernels import get_kernels
@@ -54,7 +56,8 @@ class Options:
     max_positions: int | None = None  # leave cases out so that no more positions are compared; no fill
     reference: Path | None = None  # the checkpoint's folder; None: no reference run
     ledger: bool = False  # check every slot that a forward reads or writes; slower
-    command: str = "truedraft verify"  # how to run it again, without --case
+    command: str = "truedraft verify"  # how to run it again, without --case: for the lines that replay one case
+    given: str | None = None  # the command as it was given; None: ``command`` with the cases
 
 
 def run_suite(loaded: LoadedModel, options: Options | None = None, progress: Progress | None = None) -> dict[str, Any]:
@@ -66,7 +69,7 @@ def run_suite(loaded: LoadedModel, options: Options | None = None, progress: Pro
 
 
 class Verification:
-    """One run. ``ended`` holds the interruption, if there was one."""
+    """One run. ``ended`` holds the interruption, if there was one. Raises ValueError for options that cannot be."""
 
     def __init__(self, loaded: LoadedModel, options: Options, progress: Progress) -> None:
         self._loaded = loaded
@@ -88,7 +91,7 @@ class Verification:
         self._exactness = loaded.exactness.with_checks(probe_sampling(sampler, vocab_size))
         self._plain = PlainAnswers(loaded, self.pool, ledger=options.ledger)
         self._runner = CaseRunner(loaded, self.pool, self._plain, exact=self._exactness.level == "L0")
-        self._cases: list[Case] = []
+        self._cases = self._chosen()
         self._results: dict[str, CaseResult] = {}
         self._positions_planned = 0
         self._reference: dict[str, Any] | None = None
@@ -98,7 +101,6 @@ class Verification:
         """See :func:`run_suite`."""
         started, clock = datetime.now(UTC), time.perf_counter()
         try:
-            self._cases = self._chosen()
             self._progress.say(
                 f"{self._loaded.executor.kind}, {self._loaded.info.dtype}, level {self._exactness.level}; "
                 f"suite {self._options.suite}, {len(self._cases)} cases"
@@ -113,10 +115,17 @@ class Verification:
     def _run(self) -> None:
         with torch.inference_mode():
             self._decode_plainly()
-            for case in self._cases:
+            for case in list(self._cases):
                 self._run_case(case)
+            if self._whole:
+                self._run_more()
         if self._options.reference is not None:
             self._run_reference(self._options.reference)
+
+    @property
+    def _whole(self) -> bool:
+        """The suite is run, not some cases of it."""
+        return not self._options.cases and self._options.max_positions is None
 
     def _chosen(self) -> list[Case]:
         options = self._options
@@ -125,14 +134,7 @@ class Verification:
             return [replace(case, id=f"c{i:03d}") if case.id == "case" else case for i, case in enumerate(found, 1)]
         if options.max_positions is None:
             return list(self.suite.cases)
-        chosen, positions = [], 0
-        for case in self.suite.cases:
-            plan = plan_case(case, self.pool)
-            most = sum(s.params.max_tokens for s in (*plan.warm_up, *plan.submissions[: plan.num_compared]))
-            if positions + most <= options.max_positions:
-                chosen.append(case)
-                positions += most
-        return chosen
+        return self.suite.spread(lambda case: _most_positions(plan_case(case, self.pool)), options.max_positions)
 
     def _decode_plainly(self) -> None:
         plans = [(case, plan_case(case, self.pool)) for case in self._cases]
@@ -141,37 +143,49 @@ class Verification:
             if case.id.startswith("p"):  # a longer answer, so that this one is a true prefix of it
                 for cell, length in plan.needs.items():
                     needs[cell] = max(needs[cell], min(length + 16, self.pool.most_tokens))
-        prompts = {cell: len(self.pool.request(cell, 1)[0]) for cell in needs}
+        prompts = {cell: self.pool.num_prompt(cell) for cell in needs}
         self._progress.plan(sum(length + _ROW * prompts[cell] for cell, length in needs.items()))
         for case, plan in plans:
             self._progress.plan(_units(case, plan))
         if self._options.reference is not None:
             self._progress.plan(_REFERENCE_TOKEN * sum(p.max_tokens for p in self._reference_prompts()))
+        if self._whole:
+            left = QUICK_POSITIONS - sum(_most_positions(plan) for _, plan in plans)
+            self._progress.plan(max(0.0, _POSITION * left))
 
         def done(cell: Cell, tokens: int) -> None:
-            self._progress.advance(tokens + _ROW * prompts[cell], f"decoding plainly: {cell.prompts}, {cell.sampling}")
+            self._progress.advance(tokens + _ROW * prompts[cell], f"decoding plainly: {cell}")
 
         self._plain.compute(needs, done)
         self._positions_planned = sum(self._positions(plan) for _, plan in plans)
-        if not self._options.cases and self._options.max_positions is None:
-            self._fill()
 
-    def _fill(self) -> None:
+    def _run_more(self) -> None:
+        """Cases for what did not come about, then for more positions."""
+
+        def missing() -> set[Combination]:
+            ran = [(case, self._results[case.id]) for case in self._cases if case.id in self._results]
+            return pairs_missing(self.suite.design, ran)
+
+        for case in self.suite.again(missing):
+            self._run_another(case)
         for case in self.suite.fill():
-            if self._positions_planned >= QUICK_POSITIONS:
+            if self._positions_planned >= QUICK_POSITIONS or any(not r.passed for r in self._results.values()):
                 break
-            plan = plan_case(case, self.pool)
-            self._plain.compute(plan.needs)
-            self._cases.append(case)
-            self._positions_planned += self._positions(plan)
-            self._progress.plan(_units(case, plan))
+            self._run_another(case)
+
+    def _run_another(self, case: Case) -> None:
+        plan = plan_case(case, self.pool)
+        self._plain.compute(plan.needs)
+        self._cases.append(case)
+        self._positions_planned += self._positions(plan)
+        self._run_case(case)
 
     def _positions(self, plan: CasePlan) -> int:
-        return sum(
-            len(self._plain.answer(plan.cells[i], submission.params.max_tokens).token_ids)
-            for run in (plan.warm_up, plan.submissions[: plan.num_compared])
-            for i, submission in enumerate(run)
-        )
+        """Of a case whose plain answers are known; 0 if there are none because plain decoding failed."""
+        try:
+            return sum(len(self._plain.answer(ask.cell, ask.max_tokens).token_ids) for ask in plan.asks if ask.compared)
+        except PlainError:
+            return 0
 
     def _run_case(self, case: Case) -> None:
         result = self._results[case.id] = self._runner.run(case)
@@ -226,6 +240,7 @@ class Verification:
         results = self._results
         near_ties = sum(result.near_ties for result in results.values())
         positions = sum(result.positions for result in results.values())
+        drafted = sum(result.counts.drafted_positions for result in results.values())
         held = all(case.id in results and results[case.id].passed for case in self._cases)
         held &= near_ties <= NEAR_TIE_SHARE * positions
         held &= options.reference is None or (self._reference or {}).get("status") == "passed"
@@ -240,8 +255,11 @@ class Verification:
             "seed": options.seed,
             "started": started.isoformat(timespec="seconds").replace("+00:00", "Z"),
             "seconds": round(seconds, 1),
-            "command": " ".join([options.command, *(f"--case {shlex.quote(name)}" for name in options.cases)]),
-            "passed": held and self.ended is None and bool(self._cases),
+            "command": options.given
+            or " ".join([options.command, *(f"--case {shlex.quote(name)}" for name in options.cases)]),
+            # Cases that somebody names may be plain ones; a suite that never speculated proves nothing.
+            "passed": held and self.ended is None and bool(self._cases) and (drafted > 0 or bool(options.cases)),
+            "speculation_compared": drafted > 0,
             "interrupted": self.ended is not None,
             "model": {
                 "name": loaded.info.name,
@@ -257,6 +275,7 @@ class Verification:
             },
             "machine": machine(),
             "ledger": self._plain.config.ledger,
+            "plain_positions": self._plain.positions,
             "near_ties": near_ties,
             "near_tie_rule": near_tie_rule(self._exactness.level),
             "drafters_left_out": self.drafters_left_out,
@@ -275,12 +294,15 @@ def _joined(all_needs: Iterable[Mapping[Cell, int]]) -> dict[Cell, int]:
     return needs
 
 
+def _most_positions(plan: CasePlan) -> int:
+    return sum(ask.max_tokens for ask in plan.asks if ask.compared)
+
+
 def _units(case: Case, plan: CasePlan) -> float:
-    every = (*plan.warm_up, *plan.submissions)
-    rows = sum(len(submission.prompt) for submission in every)
+    rows = sum(ask.max_tokens for ask in plan.asks)  # about as many as the prompts'
     if case.values["condition"] == "preempt":
         rows += rows_again(case.values)
-    return _POSITION * sum(submission.params.max_tokens for submission in every) + _ROW * rows
+    return _POSITION * sum(ask.max_tokens for ask in plan.asks) + _ROW * rows
 
 
 def _reference_report(prompts: list[ReferencePrompt], outcomes: list[Outcome]) -> dict[str, Any]:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
-from bench.offline import Completion, OfflineConfig, OfflineEngine, Submission, in_order
+from bench.offline import Completion, OfflineConfig, Submission
 from bench.verify.capture import Moment, Row, capture
-from bench.verify.cases import Case, CasePlan, answers_by_seq, plan_case
+from bench.verify.cases import STRANGER, Case, CasePlan, plan_case
 from bench.verify.compare import Difference, first_difference, near_tie, tie_tolerance
+from bench.verify.counting import CountingEngine, Counts
 from bench.verify.drafters import make_case_drafter
-from bench.verify.plain import PlainAnswers, shortened
+from bench.verify.plain import PlainAnswers, PlainError
 from bench.verify.pool import Cell, RequestPool
 from model.loader import LoadedModel
 from specdec.drafters.base import Drafter
@@ -26,25 +27,23 @@ _DRAFT_SEED = 5
 class Failure:
     """The first difference of a case, with both sides."""
 
-    request: int  # index of the submission
+    request: int  # index in its run
     cell: Cell
-    warm_up: bool  # in the run that fills the cache
+    warm_up: bool  # in a run that fills the cache for a later one
     difference: Difference
     expected: Completion
     got: Completion
     expected_moment: Moment | None  # from running both sides once more; None: that token was not emitted
     got_moment: Moment | None
     note: str | None  # what the second run showed otherwise
-    request_of: Mapping[int, int]  # index of the submission by seq_id
+    request_of: Mapping[int, int]  # index in its run, by seq_id
 
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
     requests: int = 0
     positions: int = 0  # compared and equal, up to the first difference
-    drafted: int = 0
-    accepted: int = 0
-    preemptions: int = 0
+    counts: Counts = field(default_factory=Counts)
     near_ties: int = 0
     seconds: float = 0.0
     error: str | None = None  # it could not be run to its end
@@ -60,8 +59,9 @@ class CaseResult:
 class _Answered:
     """One submission's answer beside the plain one."""
 
+    run: int
     index: int
-    warm_up: bool
+    cell: Cell
     seq_id: int
     submission: Submission
     expected: Completion
@@ -79,12 +79,14 @@ class CaseRunner:
         self._vocab_size = min(model.info.vocab_size, model.info.embedding_rows)
 
     def run(self, case: Case) -> CaseResult:
-        """Run and judge ``case``; its plain answers must be known. Only what the machine does to us is raised."""
+        """Run and judge ``case``; its plain answers must have been computed. Raises only what ends the process."""
         started = time.perf_counter()
         threads = torch.get_num_threads()
         torch.set_num_threads(int(case.values["threads"]))
         try:
             result = self._run(case, plan_case(case, self._pool))
+        except PlainError as error:
+            result = CaseResult(error=str(error)[:500])
         except Exception as error:  # whatever the engine raises is the case's finding
             result = CaseResult(error=f"{type(error).__name__}: {' '.join(str(error).split())}"[:500])
         finally:
@@ -92,20 +94,40 @@ class CaseRunner:
         return dataclasses.replace(result, seconds=time.perf_counter() - started)
 
     def _run(self, case: Case, plan: CasePlan) -> CaseResult:
-        engine = OfflineEngine(
-            self._model.executor, self._config(plan), num_blocks=plan.num_blocks, drafter=self._drafter(case, plan)
+        submissions, by_seq = plan.submissions(self._plain), plan.by_seq()
+        compared = {seq_id for seq_id, (run, index) in enumerate(by_seq) if plan.runs[run][index].compared}
+        engine = CountingEngine(
+            self._model.executor,
+            self._config(plan),
+            num_blocks=plan.num_blocks,
+            drafter=self._drafter(case, plan),
+            compared=compared,
         )
-        answers: list[list[Completion]] = [engine.run(run) if run else [] for run in (plan.warm_up, plan.submissions)]
-        result = CaseResult(
-            requests=plan.num_compared,
-            drafted=sum(step.num_drafted for step in engine.steps),
-            accepted=sum(step.num_accepted for step in engine.steps),
-            preemptions=engine.num_preemptions,
-        )
-        result = self._judge(case, plan, list(self._answered(plan, answers)), result)
-        return dataclasses.replace(result, problem=self._problem(case, engine, result))
+        answers = [engine.run(run) for run in submissions]
+        counts = engine.counts
+        counts.preemptions = engine.num_preemptions
+        for ask, answer in zip(plan.asks, (answer for run in answers for answer in run), strict=True):
+            counts.cached_tokens += answer.num_cached_tokens if ask.compared else 0
+            counts.aborted += answer.finish_reason == "abort"
+        answered = [
+            _Answered(
+                run=run,
+                index=index,
+                cell=plan.runs[run][index].cell,
+                seq_id=seq_id,
+                submission=submissions[run][index],
+                expected=self._plain.answer(plan.runs[run][index].cell, plan.runs[run][index].max_tokens),
+                got=answers[run][index],
+            )
+            for seq_id, (run, index) in enumerate(by_seq)
+            if seq_id in compared
+        ]
+        result = self._judge(case, plan, answered, CaseResult(requests=int(case.values["batch"]), counts=counts))
+        return dataclasses.replace(result, problem=self._problem(case, engine, result, answered))
 
-    def _problem(self, case: Case, engine: OfflineEngine, result: CaseResult) -> str | None:
+    def _problem(
+        self, case: Case, engine: CountingEngine, result: CaseResult, answered: Sequence[_Answered]
+    ) -> str | None:
         """What is wrong although every answer is right."""
         try:
             engine.check_clean()
@@ -113,8 +135,12 @@ class CaseRunner:
             return f"something was left behind: {' '.join(str(error).split()) or 'blocks or sequences'}"[:500]
         if engine.step.num_drafter_failures:
             return f"the drafter failed {engine.step.num_drafter_failures} times"
-        if case.values["drafter"] == "perfect" and self._exact and result.accepted != result.drafted:
-            return f"of {result.drafted} drafts from the known answers only {result.accepted} were accepted"
+        for one in answered:
+            if one.submission.salt == STRANGER and one.got.num_cached_tokens:
+                return f"another cache salt, and yet {one.got.num_cached_tokens} tokens came from the prefix cache"
+        counts = result.counts
+        if case.values["drafter"] == "perfect" and self._exact and counts.accepted != counts.drafted:
+            return f"of {counts.drafted} drafts from the known answers only {counts.accepted} were accepted"
         return None
 
     def _config(self, plan: CasePlan) -> OfflineConfig:
@@ -122,26 +148,12 @@ class CaseRunner:
         return dataclasses.replace(plan.config, kernels=self._plain.config.kernels, ledger=self._plain.config.ledger)
 
     def _drafter(self, case: Case, plan: CasePlan) -> Drafter:
-        known = answers_by_seq(plan, self._plain.token_ids())
+        known: dict[int, Sequence[int]] = {}
+        if plan.oracle:
+            for seq_id, (run, index) in enumerate(plan.by_seq()):
+                ask = plan.runs[run][index]
+                known[seq_id] = self._plain.answer(ask.cell, ask.max_tokens).token_ids
         return make_case_drafter(case.values["drafter"], self._vocab_size, known, _DRAFT_SEED)
-
-    def _answered(self, plan: CasePlan, answers: list[list[Completion]]) -> Iterator[_Answered]:
-        needs = plan.needs
-        first_id = 0
-        for run, submissions in enumerate((plan.warm_up, plan.submissions)):
-            for place, index in enumerate(in_order(submissions)):
-                if index < plan.num_compared:
-                    submission = submissions[index]
-                    expected = self._plain.answer(plan.cells[index], needs[plan.cells[index]])
-                    yield _Answered(
-                        index=index,
-                        warm_up=run == 0,
-                        seq_id=first_id + place,
-                        submission=submission,
-                        expected=shortened(expected, submission.params.max_tokens),
-                        got=answers[run][index],
-                    )
-            first_id += len(submissions)
 
     def _judge(self, case: Case, plan: CasePlan, answered: list[_Answered], result: CaseResult) -> CaseResult:
         positions = ties = 0
@@ -208,7 +220,7 @@ class CaseRunner:
         got_moment, answers = capture(
             self._model.executor,
             self._config(plan),
-            [plan.warm_up, plan.submissions],
+            plan.submissions(self._plain),
             num_blocks=plan.num_blocks,
             drafter=self._drafter(case, plan),
             seq_id=one.seq_id,
@@ -218,22 +230,17 @@ class CaseRunner:
         note = None
         if again != one.expected:
             note = "plain decoding gave another answer the second time"
-        elif answers[0 if one.warm_up else 1][one.index] != one.got:
+        elif answers[one.run][one.index] != one.got:
             note = "the case gave another answer the second time"
         return Failure(
             request=one.index,
-            cell=plan.cells[one.index],
-            warm_up=one.warm_up,
+            cell=one.cell,
+            warm_up=one.run < len(plan.runs) - 1,
             difference=difference,
             expected=one.expected,
             got=one.got,
             expected_moment=expected_moment,
             got_moment=got_moment,
             note=note,
-            request_of=_requests_by_seq(plan),
+            request_of={seq_id: index for seq_id, (_, index) in enumerate(plan.by_seq())},
         )
-
-
-def _requests_by_seq(plan: CasePlan) -> dict[int, int]:
-    order = [index for run in (plan.warm_up, plan.submissions) for index in in_order(run)]
-    return dict(enumerate(order))

@@ -1,23 +1,33 @@
 """Which cases a suite has.
 
 ``quick``   every pair of two factors' values in at least one case (``q``), plain decoding to shorter lengths (``p``),
-            and more cases of large batches until enough positions are compared (``f``);
+            cases for those pairs that did not come about (``r``), and more large batches until enough positions are
+            compared (``f``);
 ``full``    the same, and every combination of three of the dangerous factors (``x``).
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import count
 
 from bench.verify.cases import Case, parse_spec
-from bench.verify.covering import Design
+from bench.verify.covering import Combination, Design
 from bench.verify.factors import DANGEROUS, NO_DRAFTER
 
 SUITES = ("quick", "full")
 QUICK_POSITIONS = 40_000
 _FILL_BATCHES = ("16", "8", "16")
+_TRIES = 2  # more cases for a pair that did not come about
+_MOST_TRIES = 40
+# Where most things come about: many requests, room for them, something to draft and to reject.
+_FERTILE = {
+    "batch": ("8", "4", "2"), "sampling": ("greedy",), "prompts": ("repeated", "random"), "length": ("64", "16", "7"),
+    "condition": ("none",), "cache": ("off", "cold"), "drafter": ("oracle", "wrong"), "k": ("2", "1", "4"),
+    "block_size": ("4", "1", "16"), "chunk": ("512", "128"), "arrival": ("together",), "aborts": ("no",),
+}  # fmt: skip
 _PLAIN_LENGTHS = ("1", "2", "7", "16")
 
 
@@ -40,22 +50,63 @@ class Suite:
             cases += _numbered("x", self.design.cover(3, names=DANGEROUS, rows=pairs, seed=self.seed))
         return tuple(cases)
 
-    def fill(self) -> Iterator[Case]:
-        """Cases that add positions, without end: large batches, medium length, otherwise random values."""
-        number = 0
-        while True:
-            number += 1
-            yield self.fill_case(number)
+    def again(self, missing: Callable[[], set[Combination]]) -> Iterator[Case]:
+        """Cases for the pairs that ``missing`` names, asked before each: what did not come about gets other company."""
+        tried: dict[Combination, int] = {}
+        for number in range(1, _MOST_TRIES + 1):
+            left = sorted(pair for pair in missing() if tried.get(pair, 0) < _TRIES)
+            if not left:
+                return
+            pair = min(left, key=lambda pair: tried.get(pair, 0))
+            tried[pair] = turn = tried.get(pair, 0) + 1
+            row = self.design.row_with(pair, {name: values[turn - 1 :] for name, values in _FERTILE.items()})
+            yield Case(f"r{number:03d}", row)
 
-    def fill_case(self, number: int) -> Case:
-        lengths = next(factor.values for factor in self.design.factors if factor.name == "length")
-        fixed = {
-            "batch": (_FILL_BATCHES[number % len(_FILL_BATCHES)],),
-            "length": ("64",) if "64" in lengths else lengths[-1:],
-            "condition": ("none", "tight"),
-        }
-        row = self.design.random_row(random.Random(f"fill/{self.seed}/{number}"), fixed)
-        return Case(f"f{number:03d}", row)
+    def fill(self) -> Iterator[Case]:
+        """Cases that add positions, without end: large batches with drafts, otherwise random values."""
+        lengths = self._values("length")
+        for number in count(1):
+            fixed = {
+                "batch": (_FILL_BATCHES[number % len(_FILL_BATCHES)],),
+                "length": ("64",) if "64" in lengths else lengths[-1:],
+                "condition": ("none",),
+                "drafter": tuple(name for name in self._values("drafter") if name != NO_DRAFTER),
+                "chunk": ("128", "512"),
+            }
+            yield Case(f"f{number:03d}", self.design.random_row(random.Random(f"fill/{self.seed}/{number}"), fixed))
+
+    def spread(self, most: Callable[[Case], int], limit: int) -> list[Case]:
+        """Cases with at most ``limit`` positions in all (``most``: those of one), spread over the factors' values.
+
+        The next one is always that with the most values, then pairs, that none before it has.
+        """
+        left = {case.id: case for case in self.cases}
+        sizes = {case.id: most(case) for case in self.cases}
+        values_of, pairs_of = (
+            {case.id: self.design.covered([case.values], strength) for case in self.cases} for strength in (1, 2)
+        )
+        values, pairs = set[Combination](), set[Combination]()
+        chosen: list[Case] = []
+        while True:
+            left = {name: case for name, case in left.items() if sizes[name] <= limit}
+            if not left:
+                return sorted(chosen, key=self.cases.index)
+            best = max(
+                left.values(),
+                key=lambda case: (
+                    case.k > 0 or any(other.k > 0 for other in chosen),  # speculation above all
+                    len(values_of[case.id] - values),
+                    len(pairs_of[case.id] - pairs),
+                ),
+            )
+            chosen.append(best)
+            limit -= sizes[best.id]
+            del left[best.id]
+            values |= values_of[best.id]
+            pairs |= pairs_of[best.id]
+
+    def _values(self, name: str) -> tuple[str, ...]:
+        return next(factor.values for factor in self.design.factors if factor.name == name)
 
     def find(self, name: str) -> Case:
         """The case with this id or this list of values. Raises ValueError, one line."""
@@ -65,12 +116,12 @@ class Suite:
                 reasons = [c.reason for c in self.design.constraints if not c.allows(values)]
                 raise ValueError(f"a case that is left out: {'; '.join(reasons)}")
             return Case("case", values)
-        if name[:1] == "f" and name[1:].isdigit():
-            return self.fill_case(int(name[1:]))
         for case in self.cases:
             if case.id == name:
                 return case
-        raise ValueError(f"case {name!r}: the suite {self.name} has no such case; --list shows them")
+        raise ValueError(
+            f"case {name!r}: the suite {self.name} has no such case; --list shows them, a report has the values of all"
+        )
 
 
 def _numbered(letter: str, rows: Sequence[Mapping[str, str]]) -> list[Case]:
