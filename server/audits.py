@@ -1,6 +1,8 @@
 """What the operator hears of audits: a log line for each that differs, and a record that can be replayed.
 
-The log line holds hashes, never an id or a text. Ids go only into the store, if there is one.
+The log line holds hashes, never an id or a text. Ids go only into the store, if there is one. A fault that every
+request meets must not flood the log: after the first lines only some come each minute, with the number of those left
+out; the counter has them all.
 """
 
 from __future__ import annotations
@@ -9,48 +11,88 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
 from scheduler.audit import AuditCase, AuditFinding
 from scheduler.stats import StepRecord
 from server.audit_store import AuditStore
+from server.line_limit import LineLimit
 from specdec.params import SamplingParams
 
 logger = logging.getLogger("truedraft.audit")
 
 RECORD_KIND = "truedraft.audit"
 RECORD_VERSION = 1
+_LEVELS = {"mismatch": logging.ERROR, "near_tie": logging.WARNING}
+_WORDS = {"mismatch": "mismatch", "near_tie": "near tie"}
+FIRST_LINES = 20  # of a kind: these come at once
+LINES_A_MINUTE = 6.0  # then
+_QUIET_SECONDS = 60.0  # so long nobody says how many were left out, if no line comes that would
 _WITH_IDS = ("logit_bias", "allowed_token_ids", "bad_words", "stop_token_ids")  # counted in the log, not shown
 
 
 class AuditReporter:
-    """Reads step records. Called on the event loop; the store writes elsewhere."""
+    """Reads step records. Called on the event loop; the store writes elsewhere, and a line comes when it is done."""
 
-    def __init__(self, *, model: str, fingerprint: str, level: str, store: AuditStore | None) -> None:
+    def __init__(
+        self,
+        *,
+        model: str,
+        fingerprint: str,
+        level: str,
+        store: AuditStore | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._model = model
         self._fingerprint = fingerprint
         self._level = level
         self.store = store
+        self._limits = {  # each its own: near ties must not keep a mismatch out
+            result: LineLimit(FIRST_LINES, LINES_A_MINUTE, clock) for result in _LEVELS
+        }
 
     def observe(self, record: StepRecord) -> None:
         for finding in record.audits:
-            if finding.case is not None:
+            if finding.case is None:
+                continue
+            try:
                 self._tell(finding, finding.case)
+            except Exception:  # the next finding is told all the same
+                logger.exception("an audit found a %s that could not be told", _WORDS[finding.result])
+        self._tell_left_out(_QUIET_SECONDS)
 
     def close(self) -> None:
         """Wait until every record is written. The reporter is not used afterwards."""
         if self.store is not None:
             self.store.close()
+        self._tell_left_out(0.0)
+
+    def _tell_left_out(self, quiet_seconds: float) -> None:
+        for result, limit in self._limits.items():
+            if left_out := limit.take_left_out(quiet_seconds):
+                message = "audits found more of this kind than the log has lines for: %s"
+                logger.log(_LEVELS[result], message, _WORDS[result], extra={"left_out": left_out})
 
     def _tell(self, finding: AuditFinding, case: AuditCase) -> None:
-        level = logging.ERROR if finding.result == "mismatch" else logging.WARNING
-        name = self.store.save(self._record(finding, case)) if self.store is not None else None
+        left_out = self._limits[finding.result].take()
+
+        def log(name: str | None) -> None:
+            if left_out is not None:
+                self._log(finding, case, name, left_out)
+
+        if self.store is None:
+            log(None)
+        else:
+            self.store.save(self._record(finding, case), log)
+
+    def _log(self, finding: AuditFinding, case: AuditCase, name: str | None, left_out: int) -> None:
         logger.log(
-            level,
+            _LEVELS[finding.result],
             "an audit found a %s",
-            "near tie" if finding.result == "near_tie" else finding.result,
+            _WORDS[finding.result],
             extra={
                 "request_id": case.request.request_id,
                 "choice": case.index,
@@ -77,6 +119,7 @@ class AuditReporter:
                 "system_fingerprint": self._fingerprint,
                 "exactness": self._level,
                 "record": name,
+                "left_out": left_out,
             },
         )
 

@@ -1,4 +1,4 @@
-"""A step that fails over its audits, in the real engine with its ledger: the live answers are those of a server without."""
+"""A step that fails over its audits, in the real engine: the live answers are those of a server without any."""
 
 from __future__ import annotations
 

@@ -164,8 +164,13 @@ def log_lines() -> Iterator[list[logging.LogRecord]]:
 
 
 def test_a_planted_fault_is_found_logged_without_ids_and_stored_for_replay(
-    tiny_model: Path, model_home: Path, tmp_path: Path, log_lines: list[logging.LogRecord]
+    tiny_model: Path,
+    model_home: Path,
+    tmp_path: Path,
+    log_lines: list[logging.LogRecord],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("server.audits.FIRST_LINES", 10_000)
     made: list[AcceptsWrongDrafts] = []
 
     def wrap(executor: Executor) -> Executor:
