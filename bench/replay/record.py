@@ -10,53 +10,66 @@ An audit's record has ``"kind": "truedraft.audit"`` (server.audits writes it).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.foreign import ForeignError, parse_json, read_file, shown
 from server.commands import CommandError
 
 AUDIT_KIND = "truedraft.audit"
 AUDIT_VERSION = 1
+MAX_BYTES = 64 * 2**20
+
+# What of a choice the request, its seed and the fingerprint decide, in the order in which it is compared.
+FIELDS = (
+    "token_ids", "text", "finish_reason", "stop_reason", "logprobs", "prompt_token_ids", "prompt_logprobs",
+)  # fmt: skip
+USAGE = ("prompt_tokens", "completion_tokens", "total_tokens")  # not how many of them were cached
+
+# A choice by the names of FIELDS; a name that is not there is not known.
+Output = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
-    """One choice of an answer, as far as it is known."""
-
-    text: str | None
-    token_ids: tuple[int, ...] | None  # None: the answer does not hold them (return_token_ids was off)
-    finish_reason: str | None
-    logprobs: tuple[float | None, ...] | None = None
+class Answer:
+    outputs: dict[int, Output]  # by index
+    usage: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
 class SavedPair:
     body: dict[str, Any]  # as it was sent, with the seed that was used
-    outputs: dict[int, Output]  # by index
+    answer: Answer
     model: str
     fingerprint: str | None
+
+    @property
+    def asked(self) -> frozenset[str]:
+        """Fields of every choice that the request asks for, so that the answer had them."""
+        asked = {name for name in ("logprobs", "prompt_logprobs") if self.body.get(name) is not None}
+        return frozenset(asked | ({"token_ids", "prompt_token_ids"} if self.body.get("return_token_ids") else set()))
 
 
 @dataclass(frozen=True, slots=True)
 class AuditRecord:
     values: dict[str, Any]
+    choice: int
     output: Output  # what was sent
-    rerun: Output  # what the audit got
+    rerun: tuple[int, ...]  # the ids that the audit got
     model: str
     fingerprint: str | None
 
 
 def read_record(path: Path) -> SavedPair | AuditRecord:
-    """Raises CommandError with one line that says what is wrong with the file."""
+    """From a regular file, or standard input for ``-``. Raises CommandError with one line that says what is wrong."""
     try:
-        value = json.loads(path.read_text("utf-8"))
+        value = parse_json(read_file(path, MAX_BYTES))
     except OSError as error:
         raise CommandError(f"cannot read the record {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise CommandError(f"the record {path} is not JSON: {' '.join(str(error).split())}") from error
+    except ForeignError as error:
+        raise CommandError(f"the record {path} {error}") from error
     try:
         if not isinstance(value, dict):
             raise _Bad("it must be an object")
@@ -79,76 +92,113 @@ def _pair(value: dict[str, Any]) -> SavedPair:
     failed = next((piece["error"] for piece in pieces if "error" in piece), None)
     if failed is not None:
         message = failed.get("message") if isinstance(failed, dict) else failed
-        raise _Bad(f"its response is an error: {str(message)[:200]}")
-    outputs = _outputs(pieces)
-    if not outputs:
+        raise _Bad(f"its response is an error: {shown(message)}")
+    answer = read_answer(pieces)
+    if not answer.outputs:
         raise _Bad("its response has no choices")
-    model = _first(pieces, "model") or body.get("model")
+    model = _said(pieces, "model") or body.get("model")
     if not isinstance(model, str):
         raise _Bad("it does not say the model")
-    fingerprint = _first(pieces, "system_fingerprint")
-    return SavedPair(_with_seed(body, value, pieces), outputs, model, fingerprint)
+    fingerprint = _said(pieces, "system_fingerprint")
+    if fingerprint is not None and not isinstance(fingerprint, str):
+        raise _Bad(f"its system_fingerprint must be a text, got {shown(fingerprint)}")
+    return SavedPair(_with_seed(body, value, pieces), answer, model, fingerprint)
 
 
 def _with_seed(body: dict[str, Any], value: Mapping[str, Any], pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    said = _first(pieces, "seed")
+    said = _said(pieces, "seed")
     seed = next((seed for seed in (body.get("seed"), said, value.get("seed")) if seed is not None), None)
     if seed is None:
         if body.get("temperature") != 0:
             raise _Bad('it does not say the seed; add the answer\'s header X-Seed as "seed"')
         seed = 0  # greedy: any will do
     if said is not None and said != seed:
-        raise _Bad(f"its request has the seed {seed}, its response {said}")
+        raise _Bad(f"its request has the seed {shown(seed)}, its response {shown(said)}")
     return {**body, "seed": seed}
 
 
-def _outputs(pieces: Sequence[Mapping[str, Any]]) -> dict[int, Output]:
-    found: dict[int, list[Mapping[str, Any]]] = {}
+def read_answer(pieces: Sequence[Mapping[str, Any]]) -> Answer:
+    """Of a whole answer, or of a stream's chunks in order. Raises _Bad."""
+    parts: dict[int, list[Mapping[str, Any]]] = {}
+    usage = None
     for piece in pieces:
         choices = piece.get("choices")
         if not isinstance(choices, list):
             raise _Bad("a part of its response has no choices")
         for choice in choices:
-            if not isinstance(choice, dict) or not isinstance(choice.get("index"), int):
+            index = choice.get("index") if isinstance(choice, dict) else None
+            if not isinstance(index, int) or isinstance(index, bool):
                 raise _Bad("a choice of its response has no index")
-            found.setdefault(choice["index"], []).append(choice)
-    return {index: read_choice(parts) for index, parts in sorted(found.items())}
+            parts.setdefault(index, []).append(choice)
+        usage = piece["usage"] if piece.get("usage") is not None else usage
+    if usage is not None and not isinstance(usage, dict):
+        raise _Bad(f"its usage must be an object, got {shown(usage)}")
+    outputs = {index: _join(index, parts[index]) for index in sorted(parts)}
+    return Answer(outputs, None if usage is None else {name: usage[name] for name in USAGE if name in usage})
 
 
-def read_choice(parts: Sequence[Mapping[str, Any]]) -> Output:
-    """A choice out of an answer's, or out of the chunks that hold it, in order."""
-    try:
-        ids = [part.get("token_ids") for part in parts]
-        logprobs = [part.get("logprobs") for part in parts]
-        return Output(
-            text="".join(part["text"] for part in parts),
-            token_ids=None if None in ids else tuple(token for some in ids if some is not None for token in some),
-            finish_reason=parts[-1].get("finish_reason"),
-            logprobs=(
-                None
-                if None in logprobs
-                else tuple(entry for some in logprobs if some is not None for entry in some["token_logprobs"])
-            ),
-        )
-    except (KeyError, TypeError) as error:
-        raise _Bad(f"a choice of its response lacks a field or has a wrong one ({error})") from error
+def _join(index: int, parts: Sequence[Mapping[str, Any]]) -> Output:
+    """A choice out of the chunks that hold it, in order. Lists and texts go on, an end comes last, a prompt first."""
+    for name in ("finish_reason", "stop_reason"):
+        early = next((part[name] for part in parts[:-1] if part.get(name) is not None), None)
+        if early is not None:
+            raise _Bad(f"its choice {shown(index)} goes on after its end, {name} {shown(early)}")
+    joined = {name: parts[-1][name] for name in ("finish_reason", "stop_reason") if name in parts[-1]}
+    joined |= {name: parts[0][name] for name in ("prompt_token_ids", "prompt_logprobs") if name in parts[0]}
+    if not all(isinstance(part.get("text"), str) for part in parts):
+        raise _Bad("a choice of its response lacks a field or has a wrong one: text")
+    joined["text"] = "".join(part["text"] for part in parts)
+    for name, kind in (("token_ids", list), ("logprobs", dict)):
+        held = [part[name] for part in parts if part.get(name) is not None]
+        if not held:
+            continue
+        if len(held) < len(parts) or not all(isinstance(value, kind) for value in held):
+            raise _Bad(f"a choice of its response lacks a field or has a wrong one: {name}")
+        joined[name] = _join_lists(held) if kind is dict else [item for value in held for item in value]
+    return joined
+
+
+def _join_lists(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of objects whose values are lists, in a stream: the lists one after the other."""
+    if len(parts) == 1:
+        return dict(parts[0])
+    if any(part.keys() != parts[0].keys() or not all(isinstance(v, list) for v in part.values()) for part in parts):
+        raise _Bad("the logprobs of a stream must be objects of the same lists")
+    return {name: [item for part in parts for item in part[name]] for name in parts[0]}
 
 
 def _audit(value: dict[str, Any]) -> AuditRecord:
     if value["kind"] != AUDIT_KIND or value.get("version") != AUDIT_VERSION:
-        found = f"{value['kind']!r}, version {value.get('version')!r}"
+        found = f"{shown(value['kind'])!r}, version {shown(value.get('version'))}"
         raise _Bad(f"it is of the kind {found}; known is {AUDIT_KIND!r}, version {AUDIT_VERSION}")
-    try:
-        return AuditRecord(
-            values=value,
-            output=Output(None, tuple(map(int, value["token_ids"])), value["finish_reason"]),
-            rerun=Output(None, tuple(map(int, value["rerun_token_ids"])), value["rerun_finish_reason"]),
-            model=str(value["model"]),
-            fingerprint=value["system_fingerprint"],
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise _Bad(f"a field is missing or wrong ({error})") from error
+    kinds: dict[str, tuple[type, ...]] = {
+        "token_ids": (list,), "rerun_token_ids": (list,), "prompt_token_ids": (list,), "stop": (list,),
+        "params": (dict,), "choice": (int,), "model": (str,), "system_fingerprint": (str, type(None)),
+        "finish_reason": (str,), "include_stop_str_in_output": (bool,), "skip_special_tokens": (bool,),
+    }  # fmt: skip
+    for name, kind in kinds.items():
+        if name not in value:
+            raise _Bad(f"a field is missing: {name}")
+        if not isinstance(value[name], kind):
+            raise _Bad(f"a field is wrong: {name} is {shown(value[name])}")
+        items: type = str if name == "stop" else int
+        wrong = [item for item in value[name] if type(item) is not items] if isinstance(value[name], list) else []
+        if wrong:
+            raise _Bad(f"a field is wrong: {name} holds {shown(wrong[0])}")
+    return AuditRecord(
+        values=value,
+        choice=int(value["choice"]),
+        output={name: value[name] for name in ("token_ids", "finish_reason", "stop_reason") if name in value},
+        rerun=tuple(value["rerun_token_ids"]),
+        model=value["model"],
+        fingerprint=value["system_fingerprint"],
+    )
 
 
-def _first(pieces: Sequence[Mapping[str, Any]], name: str) -> Any:
-    return next((piece[name] for piece in pieces if piece.get(name) is not None), None)
+def _said(pieces: Sequence[Mapping[str, Any]], name: str) -> Any:
+    """What every part says that says anything; None if none does."""
+    said = [piece[name] for piece in pieces if piece.get(name) is not None]
+    other = next((value for value in said if value != said[0]), None)
+    if other is not None:
+        raise _Bad(f"the parts of its response have the {name} {shown(said[0])} and {shown(other)}")
+    return said[0] if said else None

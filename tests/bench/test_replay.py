@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import httpx
 import pytest
 
 from bench.replay.command import run
-from bench.replay.record import AuditRecord, SavedPair, read_record
-from bench.replay.replay import replay
+from bench.replay.compare import compare, compare_usage
+from bench.replay.record import Answer, AuditRecord, SavedPair, read_record
+from bench.replay.replay import audit_request, replay
 from model.loader import LoadedModel, load_model
 from scheduler.audit import AuditCase, AuditFinding
 from scheduler.request import ChoiceSpec, ChoiceTiming, EngineRequest
@@ -34,7 +36,18 @@ BODIES: dict[str, dict[str, Any]] = {
     "greedy, ends by a stop string": {"temperature": 0, "stop": ["e"], "max_tokens": 64, "return_token_ids": True},
     "best of 3": {"best_of": 3, "n": 2, "return_token_ids": True},
     "echo": {"echo": True, "logprobs": 0},
+    "everything": {"logprobs": 3, "prompt_logprobs": 2, "return_token_ids": True, "stop": ["e"], "max_tokens": 48},
     "streamed": {"stream": True, "n": 2, "return_token_ids": True},
+    "streamed, everything": {
+        "stream": True,
+        "n": 2,
+        "logprobs": 3,
+        "return_token_ids": True,
+        "echo": True,
+        "prompt": "the quick",
+        "max_tokens": 8,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    },
     "streamed, text and usage": {"stream": True, "stream_options": {"include_usage": True}},
 }
 
@@ -90,7 +103,9 @@ def test_a_saved_answer_is_reproduced(
     same, lines = said(fresh(), write(tmp_path, saved[name]), plain=plain)
     assert same, lines
     assert lines[0].startswith("the fingerprint is the record's: fp_")
-    assert len(lines) == 1 + len(BODIES[name].get("prompt", [0])) * BODIES[name].get("n", 1)
+    prompts = BODIES[name].get("prompt", "")
+    num_choices = (len(prompts) if isinstance(prompts, list) else 1) * BODIES[name].get("n", 1)
+    assert sum(line.startswith("choice ") for line in lines) == num_choices
 
 
 def test_every_chunk_and_every_answer_says_seed_and_fingerprint(saved: dict[str, dict[str, Any]]) -> None:
@@ -113,7 +128,6 @@ def _other_end(pair: dict[str, Any]) -> None:
 
 def _other_text(pair: dict[str, Any]) -> None:
     choice = pair["response"]["choices"][0]
-    del choice["token_ids"]
     choice["text"] = choice["text"][:3] + "\0" + choice["text"][4:]
 
 
@@ -127,7 +141,7 @@ def _other_seed(pair: dict[str, Any]) -> None:
         (_other_id, "choice 0: output token 3 is"),
         (_one_id_less, "choice 0: it has 12 output tokens, and had 11"),
         (_other_end, "choice 0: the ids are the same, but it ended by length, and did by stop"),
-        (_other_text, "choice 0: the text differs from character 3 on"),
+        (_other_text, "choice 0: the ids are the same, but the text differs from character 3 on"),
         (_other_seed, "choice 0: output token"),
     ],
 )
@@ -143,6 +157,150 @@ def test_another_answer_is_told(
     same, lines = said(fresh(), write(tmp_path, pair))
     assert not same
     assert lines[1].startswith(line), lines
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to every value within ``value`` that is no list and no object."""
+    if isinstance(value, dict | list) and value:
+        for step, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from places(inner, (*path, step))
+    else:
+        yield path
+
+
+def edited(pair: dict[str, Any], path: tuple[Any, ...]) -> dict[str, Any]:
+    """A copy of ``pair`` in which the value at ``path`` is another."""
+    pair = json.loads(json.dumps(pair))
+    inner = pair
+    for step in path[:-1]:
+        inner = inner[step]
+    old = inner[path[-1]]
+    inner[path[-1]] = old + "x" if isinstance(old, str) else old + 1 if isinstance(old, int | float) else "x"
+    return pair
+
+
+# Of these nothing is promised; what the engine then does with the last two is another request's answer.
+FREE = {"id", "object", "created", "metrics", "cached_tokens", "system_fingerprint"}
+
+
+@pytest.mark.parametrize("name", ["everything", "streamed, everything", "unseeded, text alone"])
+def test_an_edit_at_any_place_of_the_answer_is_found(
+    name: str, saved: dict[str, dict[str, Any]], fresh: Callable[[], Service], tmp_path: Path
+) -> None:
+    """Kind: a part of the answer that the comparison does not look at."""
+    pair = saved[name]
+    clean = read_record(write(tmp_path, pair))
+    assert isinstance(clean, SavedPair)
+    now = Answer(clean.answer.outputs, clean.answer.usage)  # equal to a new run's by the test above
+    looked_at: set[str] = set()
+    for path in places(pair["response"]):
+        keys = {step for step in path if isinstance(step, str)}
+        if keys & FREE or keys == {"choices", "index"} or path[-1] in ("seed", "model"):
+            continue
+        if "usage" in keys and isinstance(pair["response"], list) and path[0] != len(pair["response"]) - 1:
+            continue  # of a stream's usage the last is compared
+        try:
+            record = read_record(write(tmp_path, edited(pair, ("response", *path))))
+        except CommandError:
+            continue  # found as well: the record contradicts itself
+        assert isinstance(record, SavedPair)
+        told = [compare(i, one, now.outputs.get(i), record.asked) for i, one in record.answer.outputs.items()]
+        told += [compare_usage(record.answer.usage or {}, now.usage or {})]
+        assert not all(one.same for one in told), path
+        looked_at |= keys
+    assert looked_at >= {"text", "finish_reason", "stop_reason"}
+    if name != "unseeded, text alone":
+        assert looked_at >= {"token_ids", "prompt_token_ids", "tokens", "token_logprobs", "top_logprobs", "text_offset"}
+        assert looked_at >= {"prompt_tokens", "completion_tokens", "total_tokens"}
+
+
+def _edit(*path: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda pair: edited(pair, ("response", *path))
+
+
+def _without(*path: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    def change(pair: dict[str, Any]) -> dict[str, Any]:
+        pair = json.loads(json.dumps(pair))
+        inner = pair["response"]
+        for step in path[:-1]:
+            inner = inner[step]
+        del inner[path[-1]]
+        return pair
+
+    return change
+
+
+CHOICE = ("choices", 0)
+EDITS: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], bool, str]] = {
+    "text": (_edit(*CHOICE, "text"), False, "the ids are the same, but the text differs from character"),
+    "top logprobs": (
+        _edit(*CHOICE, "logprobs", "top_logprobs", 0, "!"),
+        False,
+        "the ids are the same, but logprobs.top_logprobs[0].! is not there any more",
+    ),
+    "tokens": (_edit(*CHOICE, "logprobs", "tokens", 1), False, "logprobs.tokens[1] is "),
+    "no logprobs": (_without(*CHOICE, "logprobs"), False, "the record lacks logprobs, which its request asks for"),
+    "no ids": (_without(*CHOICE, "token_ids"), False, "the record lacks token_ids, which its request asks for"),
+    "prompt logprobs": (_edit(*CHOICE, "prompt_logprobs", 0), False, "prompt_logprobs[0] is null, and was x"),
+    "stop reason": (_edit(*CHOICE, "stop_reason"), False, "stop_reason is "),
+    "usage": (_edit("usage", "completion_tokens"), False, "usage: completion_tokens is "),
+    "no usage": (_without("usage"), True, "not in the record, so not compared: usage.prompt_tokens, usage.completion_"),
+    "no stop reason": (_without(*CHOICE, "stop_reason"), True, "not in the record, so not compared: stop_reason"),
+    "cached tokens": (_edit("usage", "prompt_tokens_details", "cached_tokens"), True, "usage: the same"),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_what_differs_first_is_said_and_what_is_not_held_too(
+    name: str, saved: dict[str, dict[str, Any]], fresh: Callable[[], Service], tmp_path: Path
+) -> None:
+    change, expected, line = EDITS[name]
+    pair = json.loads(json.dumps(saved["everything"]))
+    if name == "top logprobs":
+        pair["response"]["choices"][0]["logprobs"]["top_logprobs"][0]["!"] = 0.0
+    same, lines = said(fresh(), write(tmp_path, change(pair)))
+    assert same is expected, lines
+    assert any(line in one for one in lines), lines
+
+
+def test_what_was_not_asked_for_is_said_not_to_be_compared(
+    saved: dict[str, dict[str, Any]], fresh: Callable[[], Service], tmp_path: Path
+) -> None:
+    _, lines = said(fresh(), write(tmp_path, saved["unseeded, text alone"]))
+    assert lines[-1] == ("not in the record, so not compared: token_ids, logprobs, prompt_token_ids, prompt_logprobs")
+
+
+def test_nothing_of_a_record_controls_the_terminal_or_forges_a_line(
+    saved: dict[str, dict[str, Any]], fresh: Callable[[], Service], tmp_path: Path
+) -> None:
+    evil = "fp_\x1b[2J\nthe same\u202e"
+    pair = json.loads(json.dumps(saved["everything"]))
+    pair["response"]["system_fingerprint"] = evil
+    pair["response"]["choices"][0]["finish_reason"] = evil
+    same, lines = said(fresh(), write(tmp_path, pair))
+    assert not same
+    assert r"fp_\x1b[2J\nthe same\u202e" in lines[0]
+    assert all(line.isprintable() and len(line) < 400 for line in lines)
+    for path in (("request", "temperature"), ("request", "seed"), ("response", "model"), ("response", "seed")):
+        pair = json.loads(json.dumps(saved["everything"]))
+        pair[path[0]][path[1]] = evil * 50
+        with pytest.raises(CommandError) as refused:
+            said(fresh(), write(tmp_path, pair))
+        message = str(refused.value).replace(str(tmp_path), "")
+        assert message.isprintable()
+        assert len(message) < 700
+
+
+def test_a_record_is_a_regular_file_or_standard_input_and_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(CommandError, match="is not a regular file"):
+        read_record(Path("/dev/zero"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(json.dumps(GOOD).encode())))
+    assert isinstance(read_record(Path("-")), SavedPair)
+    monkeypatch.setattr("bench.replay.record.MAX_BYTES", 10)
+    with pytest.raises(CommandError, match="is larger than 10 bytes"):
+        read_record(write(tmp_path, GOOD))
 
 
 def test_another_fingerprint_is_told_and_the_ids_are_compared_all_the_same(
@@ -170,7 +328,16 @@ def test_a_stream_without_a_seed_needs_the_header(saved: dict[str, dict[str, Any
     assert record.body["seed"] == seed
 
 
-GOOD = {"request": {"model": "m", "seed": 1}, "response": {"model": "m", "choices": [{"index": 0, "text": "a"}]}}
+def stream(*choices: dict[str, Any]) -> str:
+    """A record of one choice in several chunks."""
+    chunks = [{"model": "m", "choices": [{"index": 0, "text": "a", **choice}]} for choice in choices]
+    return json.dumps({"request": {"model": "m", "seed": 1}, "response": chunks})
+
+
+GOOD: dict[str, Any] = {
+    "request": {"model": "m", "seed": 1},
+    "response": {"model": "m", "choices": [{"index": 0, "text": "a"}]},
+}
 
 
 @pytest.mark.parametrize(
@@ -188,6 +355,20 @@ GOOD = {"request": {"model": "m", "seed": 1}, "response": {"model": "m", "choice
         (json.dumps(GOOD | {"response": {**GOOD["response"], "seed": 2}}), "has the seed 1, its response 2"),
         ('{"kind": "something"}', "is of the kind 'something'"),
         ('{"kind": "truedraft.audit", "version": 1}', "a field is missing"),
+        ('{"kind": "\\u001b[2J"}', r"of the kind '\\\\x1b\[2J'"),
+        ('{"a": "\\ud800"}', "lone surrogate"),
+        ('{"a": 1' + "0" * 5000 + "}", "a number that is too long"),
+        (json.dumps(GOOD | {"response": {"choices": [{"index": True, "text": "a"}]}}), "has no index"),
+        (json.dumps(GOOD | {"response": GOOD["response"] | {"usage": 3}}), "usage must be an object"),
+        (json.dumps(GOOD | {"response": GOOD["response"] | {"system_fingerprint": 3}}), "must be a text"),
+        (
+            json.dumps(GOOD | {"response": [GOOD["response"], {"seed": 1, "choices": []}, {"seed": 2, "choices": []}]}),
+            "have the seed 1 and 2",
+        ),
+        (stream({"finish_reason": "stop"}, {}), "goes on after its end"),
+        (stream({"token_ids": [1]}, {}), "wrong one: token_ids"),
+        (stream({"logprobs": {"tokens": []}}, {"logprobs": None}), "wrong one: logprobs"),
+        (stream({"logprobs": {"tokens": []}}, {"logprobs": {"tops": []}}), "objects of the same lists"),
     ],
 )
 def test_a_bad_record_is_refused_in_one_line(content: str, why: str, tmp_path: Path) -> None:
@@ -259,6 +440,88 @@ def test_an_audits_record_tells_which_of_the_two_outputs_comes_again(
     same, lines = said(fresh(), record(wrong, (first,)), plain=True)
     assert not same
     assert lines[1].endswith("; these are the ids of the audit's own run")
+
+
+AUDIT: dict[str, Any] = {
+    "kind": "truedraft.audit",
+    "version": 1,
+    "model": MODEL_NAME,
+    "system_fingerprint": "fp_other",
+    "choice": 0,
+    "prompt_token_ids": [70, 71, 72],
+    "params": params_to_json(PARAMS),
+    "stop": [],
+    "include_stop_str_in_output": False,
+    "skip_special_tokens": True,
+    "token_ids": [0, 0],
+    "finish_reason": "length",
+    "stop_reason": None,
+    "rerun_token_ids": [0],
+    "rerun_finish_reason": "length",
+}
+ODD: list[Any] = [
+    None,
+    True,
+    -1,
+    2**70,
+    1e400,
+    "\x1b[2J",
+    "9" * 500,
+    [],
+    [-1],
+    [10**30],
+    [1e400],
+    ["a"],
+    [[1]],
+    {},
+    {"a": 1},
+]
+
+
+@pytest.mark.parametrize("field", sorted(AUDIT))
+def test_an_audits_record_with_an_odd_field_is_one_line(field: str, tmp_path: Path) -> None:
+    for odd in ODD:
+        try:
+            record = read_record(write(tmp_path, AUDIT | {field: odd}))
+            if isinstance(record, AuditRecord):
+                audit_request(record, plain=True)
+        except CommandError as error:
+            assert str(error).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"prompt_token_ids": []}, "its prompt is empty"),
+        ({"prompt_token_ids": [10**30]}, "its prompt holds the id"),
+        ({"params": {"seed": 1, "max_tokens": 10**9}}, "cannot be replayed"),
+        ({"params": {"seed": 1, "max_tokens": "a"}}, "cannot be replayed"),
+        ({"params": {"seed": 1, "x": 1}}, "its params are wrong"),
+        ({"params": {"seed": 1, "temperature": "\x1b[2J"}}, "the request failed"),
+        ({"params": {"seed": 1, "logit_bias": [[10**9, 1.0]]}}, "the request failed"),
+    ],
+)
+def test_an_audit_that_cannot_run_is_one_line(
+    change: dict[str, Any], why: str, fresh: Callable[[], Service], tmp_path: Path
+) -> None:
+    with pytest.raises(CommandError, match=why) as refused:
+        said(fresh(), write(tmp_path, AUDIT | change))
+    assert str(refused.value).isprintable()
+
+
+def test_the_end_of_an_audited_request_is_compared(fresh: Callable[[], Service], tmp_path: Path) -> None:
+    ids: list[int] = []
+    for _ in range(6):  # the line says which id comes instead of -1
+        _, lines = said(fresh(), write(tmp_path, AUDIT | {"token_ids": [*ids, -1]}))
+        ids.append(int(lines[1].split(" is ")[1].split(",")[0]))
+    cases: tuple[tuple[object, bool, str], ...] = (
+        (None, True, "the same token_ids (6)"),
+        (3, False, "stop_reason is null, and was 3"),
+    )
+    for stop_reason, expected, line in cases:
+        same, lines = said(fresh(), write(tmp_path, AUDIT | {"token_ids": ids, "stop_reason": stop_reason}))
+        assert same is expected, lines
+        assert line in lines[1]
 
 
 def test_the_command_replays_a_record_and_its_exit_code_says_how_it_went(
