@@ -22,8 +22,12 @@ os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 from tests.mutants.catalogue import EQUIVALENCE, MUTANTS
 from tests.mutants.forks import ROOT, Outcome, Run, copy_project, run_all
 from tests.mutants.mutant import Mutant, StaleEdit
+from tests.mutants.verdict import judge
 
-SHORT_LIMIT_S, LONG_LIMIT_S = 180.0, 1200.0
+# A mutated run may take so many times what it takes without the fault, and never less than the floor.
+LIMIT_FACTOR, LIMIT_FLOOR_S = 10.0, 120.0
+CLEAN_LIMIT_S = 3600.0
+BUILD_LIMIT_S = 900.0  # of a mutant that has the kernels built anew
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _import_ahead()
     scratch = Path(tempfile.mkdtemp(prefix="truedraft-mutants-"))
     try:
-        problems = _check(chosen, scratch, options.jobs, equivalence=not options.short)
+        problems = check(chosen, scratch, options.jobs, equivalence=not options.short, home=_home())
     except StaleEdit as error:
         problems = [str(error)]
     finally:
@@ -62,25 +66,31 @@ def _import_ahead() -> None:
         importlib.import_module(name)
 
 
-def _check(mutants: Sequence[Mutant], scratch: Path, jobs: int, *, equivalence: bool) -> list[str]:
-    clean = scratch / "clean"
-    copy_project(ROOT, clean)
-    home = _home()
-    problems = _check_clean(mutants, clean, scratch, home, jobs, equivalence=equivalence)
+def check(
+    mutants: Sequence[Mutant],
+    scratch: Path,
+    jobs: int,
+    *,
+    equivalence: bool,
+    home: Path | None = None,
+    project: Path = ROOT,
+    floor_s: float = LIMIT_FLOOR_S,
+) -> list[str]:
+    """Try ``mutants`` on copies of ``project`` in ``scratch``, print a verdict each, and return what is wrong."""
+    clean = _Clean(scratch, home, project, floor_s)
+    problems = clean.run(mutants, jobs, equivalence=equivalence)
     if problems:
         return problems
-    runs: dict[str, Mutant] = {}
     planned = []
     for number, mutant in enumerate(mutants):
         folder = scratch / f"{number:02}"
-        planned.append(_plan(mutant, clean, folder, mutant.tests, home, SHORT_LIMIT_S, ""))
+        planned.append(_plan(mutant, clean, folder, mutant.tests, ""))
         if equivalence:
-            alike = scratch / f"{number:02}-equivalence"
-            planned.append(_plan(mutant, clean, alike, EQUIVALENCE, home, LONG_LIMIT_S, mutant.subject))
-        runs[mutant.name] = mutant
+            planned.append(_plan(mutant, clean, scratch / f"{number:02}-equivalence", EQUIVALENCE, mutant.subject))
+    by_name = {mutant.name: mutant for mutant in mutants}
     found: dict[str, dict[bool, Outcome]] = {}
     for outcome in run_all(planned, jobs):
-        mutant = runs[outcome.run.name]
+        mutant = by_name[outcome.run.name]
         alone = outcome.run.selections == EQUIVALENCE
         found.setdefault(mutant.name, {})[alone] = outcome
         if len(found[mutant.name]) == 1 + equivalence:
@@ -88,71 +98,100 @@ def _check(mutants: Sequence[Mutant], scratch: Path, jobs: int, *, equivalence: 
     return problems
 
 
-def _plan(
-    mutant: Mutant, clean: Path, folder: Path, tests: tuple[str, ...], home: Path, limit_s: float, keyword: str
-) -> Run:
-    shutil.copytree(clean, folder, symlinks=True, ignore=shutil.ignore_patterns("home", "log.txt", "outcome.json"))
+def _plan(mutant: Mutant, clean: _Clean, folder: Path, tests: tuple[str, ...], keyword: str) -> Run:
+    shutil.copytree(
+        clean.folder, folder, symlinks=True, ignore=shutil.ignore_patterns("home", "log.txt", "outcome.json")
+    )
+    source = (folder / mutant.file).read_text(encoding="utf-8")
     mutant.apply(folder)
-    limit_s += 300.0 * mutant.compiled
-    return Run(mutant.name, folder, tests, keyword, mutant.file, home, own_kernels=mutant.compiled, limit_s=limit_s)
+    limit_s = clean.limit_s(tests, keyword) + BUILD_LIMIT_S * mutant.compiled
+    return Run(
+        mutant.name,
+        folder,
+        tests,
+        keyword,
+        mutated=mutant.file,
+        source=source,
+        home=clean.home,
+        own_kernels=mutant.compiled,
+        limit_s=limit_s,
+    )
 
 
-def _check_clean(
-    mutants: Sequence[Mutant], clean: Path, scratch: Path, home: Path, jobs: int, *, equivalence: bool
-) -> list[str]:
-    """The same selections must pass without a fault; this also fills the bytecode that the copies inherit."""
-    selections = list(dict.fromkeys(s for mutant in mutants for s in mutant.tests))
-    shares = [tuple(selections[i::jobs]) for i in range(jobs)]
-    runs = [Run("no fault", clean, shares[0], home=home, limit_s=LONG_LIMIT_S)]
-    for i, share in enumerate(shares[1:], start=1):
-        if share:
-            copy_project(ROOT, scratch / f"clean-{i}")
-            runs.append(Run("no fault", scratch / f"clean-{i}", share, home=home, limit_s=LONG_LIMIT_S))
-    if equivalence:
-        for i, subject in enumerate(sorted({mutant.subject for mutant in mutants})):
-            folder = scratch / f"clean-equivalence-{i}"
-            copy_project(ROOT, folder)
-            runs.append(Run("no fault", folder, EQUIVALENCE, subject, home=home, limit_s=LONG_LIMIT_S))
-    problems = []
-    for outcome in run_all(runs, jobs):
-        print(f"no fault: {outcome.num_tests} tests in {outcome.seconds:.1f} s", flush=True)
-        if outcome.failed or outcome.broken:
-            problems.append(f"without a fault {_failure(outcome)}")
-    return problems
+class _Clean:
+    """The same selections without a fault: they must pass, and how long they take says when a mutated run hangs."""
+
+    def __init__(self, scratch: Path, home: Path | None, project: Path, floor_s: float) -> None:
+        self.folder = scratch / "clean"
+        self.home = home
+        self._scratch, self._project, self._floor_s = scratch, project, floor_s
+        self._durations: dict[str, float] = {}  # by test
+        self._start_s = 0.0  # what a run takes beside its tests
+        self._alike_s: dict[str, float] = {}  # of the equivalence suite, by subject
+
+    def run(self, mutants: Sequence[Mutant], jobs: int, *, equivalence: bool) -> list[str]:
+        """Returns what is wrong. Also fills the bytecode that the copies inherit."""
+        selections = list(dict.fromkeys(s for mutant in mutants for s in mutant.tests))
+        shares = [share for i in range(jobs) if (share := tuple(selections[i::jobs]))]
+        runs = [self._plan("clean" if i == 0 else f"clean-{i}", share, "") for i, share in enumerate(shares)]
+        for i, subject in enumerate(sorted({mutant.subject for mutant in mutants}) if equivalence else ()):
+            runs.append(self._plan(f"clean-equivalence-{i}", EQUIVALENCE, subject))
+        problems = []
+        for outcome in run_all(runs, jobs):
+            print(f"no fault: {outcome.num_tests} tests in {outcome.seconds:.1f} s", flush=True)
+            if outcome.failed or outcome.broken or outcome.timed_out:
+                problems.append(f"without a fault {_failure(outcome)}")
+            if outcome.run.keyword:
+                self._alike_s[outcome.run.keyword] = outcome.seconds
+            else:
+                self._durations.update(outcome.durations)
+                self._start_s = max(self._start_s, outcome.seconds - sum(outcome.durations.values()))
+        return problems
+
+    def limit_s(self, selections: tuple[str, ...], keyword: str) -> float:
+        """When a run of ``selections`` with a fault counts as hanging."""
+        expected = self._alike_s.get(keyword, 0.0)
+        if not keyword:
+            inside = tuple(selection + end for selection in selections for end in ("::", "["))
+            tests = [test for test in self._durations if test in selections or test.startswith(inside)]
+            expected = self._start_s + sum(self._durations[test] for test in tests)
+        return max(self._floor_s, LIMIT_FACTOR * expected)
+
+    def _plan(self, name: str, selections: tuple[str, ...], keyword: str) -> Run:
+        folder = self._scratch / name
+        copy_project(self._project, folder)
+        return Run("no fault", folder, selections, keyword, home=self.home, limit_s=CLEAN_LIMIT_S)
 
 
 def _report(mutant: Mutant, outcomes: dict[bool, Outcome]) -> list[str]:
-    own = outcomes[False]
-    print(f"\n{mutant.name}  [{mutant.file}]\n    {_verdict(own)}", flush=True)
+    own = judge(mutant, outcomes[False])
+    print(f"\n{mutant.name}  [{mutant.file}]\n    {own.kind}: {own.text}", flush=True)
     problems = []
-    if own.broken or not own.failed:
-        problems.append(f"{mutant.name}: {_failure(own) if own.broken else 'SURVIVED ' + ', '.join(mutant.tests)}")
-    if alike := outcomes.get(True):
-        expected = f" (as expected: {mutant.unseen})" if mutant.unseen and not alike.failed else ""
-        print(f"    equivalence suite alone: {_verdict(alike)}{expected}", flush=True)
-        if alike.broken:
-            problems.append(f"{mutant.name}: equivalence suite: {_failure(alike)}")
-        elif bool(alike.failed) == bool(mutant.unseen):
+    if own.kind != "caught":
+        log = "" if own.kind == "survived" else f"\n{_log(outcomes[False])}"
+        problems.append(f"{mutant.name}: {own.kind.upper()}: {own.text}{log}")
+    if True in outcomes:
+        alike = judge(mutant, outcomes[True])
+        expected = f" (as expected: {mutant.unseen})" if mutant.unseen and alike.kind == "survived" else ""
+        print(f"    equivalence suite alone: {alike.kind}: {alike.text}{expected}", flush=True)
+        if alike.kind not in ("caught", "survived"):
+            problems.append(f"{mutant.name}: equivalence suite: {alike.kind}: {alike.text}\n{_log(outcomes[True])}")
+        elif (alike.kind == "caught") == bool(mutant.unseen):
             what = f"sees it, against {mutant.unseen!r}" if mutant.unseen else "does not see it"
             problems.append(f"{mutant.name}: the equivalence suite {what}")
     return problems
 
 
-def _verdict(outcome: Outcome) -> str:
-    if outcome.broken:
-        return f"proves nothing: {outcome.broken}"
-    if not outcome.failed:
-        return f"not caught by {outcome.num_tests} tests, {outcome.seconds:.1f} s"
-    how = "by timeout in" if outcome.timed_out else "by"
-    return f"caught {how} {outcome.failed}, {outcome.seconds:.1f} s"
-
-
 def _failure(outcome: Outcome) -> str:
+    what = f"it takes more than {outcome.run.limit_s:.0f} s" if outcome.timed_out else outcome.broken or outcome.failed
+    return f"{what} ({outcome.why})\n{_log(outcome)}"
+
+
+def _log(outcome: Outcome) -> str:
     try:
-        log = outcome.log.read_text(encoding="utf-8", errors="replace").splitlines()[-25:]
+        return "\n".join(outcome.log.read_text(encoding="utf-8", errors="replace").splitlines()[-25:])
     except OSError:
-        log = []
-    return "\n".join([f"{outcome.broken or outcome.failed} ({outcome.why})", *log])
+        return ""
 
 
 def _home() -> Path:

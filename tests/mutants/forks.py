@@ -7,6 +7,7 @@ copy's. It has no thread of its own when it forks.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import signal
@@ -15,7 +16,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,19 @@ class Run:
     keyword: str = ""
     mutated: str = ""  # the file with the fault: it must have been imported
     home: Path | None = None  # what is taken from this cache (TRUEDRAFT_HOME); nothing is ever written into it
+    source: str = ""  # what that file was without the fault
     own_kernels: bool = False  # build the kernels from the copy's sources
     limit_s: float = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """An exception that a test failed with, that led to it, or that was logged."""
+
+    kinds: tuple[str, ...]  # its class and the classes above that
+    file: str  # the innermost place in the copy of the project, relative to it
+    line: int
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +59,15 @@ class Outcome:
 
     run: Run
     seconds: float
-    failed: str = ""
-    why: str = ""  # the failure's own line
     timed_out: bool = False
+    current: str = ""  # the test that ran last
+    failed: str = ""
+    kind: str = ""  # of the failure: the exception's class
+    phase: str = ""  # setup, call, teardown or collection
+    why: str = ""  # the failure's own line
+    raised: tuple[Raised, ...] = ()
     num_tests: int = 0
+    durations: dict[str, float] = field(default_factory=dict)  # seconds by test, fixtures included
     broken: str = ""
 
     @property
@@ -125,8 +142,9 @@ def _child(run: Run) -> int:
     _import_only_from(run.folder)
     if run.home is not None:
         _lend_home(run)
-    recorder = _Recorder(run.folder / "outcome.json")
+    recorder = _Recorder(run.folder.resolve() / "outcome.json")
     arguments = ["-x", "-q", "--hypothesis-seed=0", "-p", "no:cacheprovider", "-c", "pyproject.toml", "--rootdir", "."]
+    arguments += ["-o", "timeout=0"]  # a hang is ours to see, by a limit that knows how long the tests take
     # The parent has imported plugins for everybody.
     arguments += ["-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"]
     if run.keyword:
@@ -162,7 +180,7 @@ def _lend_home(run: Run) -> None:
 
 def _what_is_wrong(run: Run, code: int, facts: dict[str, Any]) -> str:
     if code not in (0, 1) or (code == 1 and not facts["failed"]):
-        return f"pytest ended with code {code}: the fault must not break imports, and each selection must exist"
+        return f"pytest ended with code {code}; each selection must exist"
     imported: set[Path] = set()
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] in ROOMS and (file := getattr(module, "__file__", None)):
@@ -174,15 +192,34 @@ def _what_is_wrong(run: Run, code: int, facts: dict[str, Any]) -> str:
     return ""
 
 
-class _Recorder:
-    """A pytest plugin that writes down which test runs, and the first that failed."""
+_NOTHING: dict[str, Any] = {
+    "current": "",
+    "failed": "",
+    "kind": "",
+    "phase": "",
+    "why": "",
+    "raised": [],
+    "num_tests": 0,
+    "durations": {},
+    "broken": "it died before the first test",
+}
+
+
+class _Recorder(logging.Handler):
+    """A pytest plugin that writes down which test runs, and how the first that failed did."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__(logging.WARNING)
         self._path = path
-        self.facts: dict[str, Any] = {"current": "", "failed": "", "why": "", "num_tests": 0, "broken": "it died"}
+        self.facts: dict[str, Any] = {**_NOTHING, "raised": [], "durations": {}, "broken": "it died"}
 
     def write(self) -> None:
         self._path.write_text(json.dumps(self.facts), encoding="utf-8")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """An exception that the engine survives is no less a slip."""
+        if record.exc_info and record.exc_info[1] is not None and not self.facts["failed"]:
+            self._note(record.exc_info[1])
 
     def pytest_configure(self) -> None:
         """After the conftest: a counterexample is enough, nobody reads its simplest form."""
@@ -190,26 +227,66 @@ class _Recorder:
             "mutants", settings.get_profile("truedraft"), phases=(Phase.explicit, Phase.generate), database=None
         )
         settings.load_profile("mutants")
+        logging.getLogger().addHandler(self)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.facts["current"] = nodeid
         self.facts["num_tests"] += 1
+        self.facts["raised"] = []
         self.write()
 
+    def pytest_exception_interact(self, node: pytest.Item | pytest.Collector, call: pytest.CallInfo[Any]) -> None:
+        """Comes behind the test's report."""
+        if call.excinfo is not None and not self.facts["kind"]:
+            self.facts["kind"] = call.excinfo.type.__name__
+            self._note(call.excinfo.value)
+            self.write()
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed and not self.facts["failed"]:
+            self.facts.update(phase="collection", why=_last_line(report.longrepr))
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        durations = self.facts["durations"]
+        durations[report.nodeid] = durations.get(report.nodeid, 0.0) + report.duration
         if report.failed and not self.facts["failed"]:
             crash = getattr(report.longrepr, "reprcrash", None)
             text = str(getattr(crash, "message", report.longrepr))
-            self.facts.update(failed=report.nodeid, why=next(iter(text.strip().splitlines()), ""))
+            why = next(iter(text.strip().splitlines()), "")
+            self.facts.update(failed=report.nodeid, phase=report.when, why=why)
             self.write()
+
+    def _note(self, error: BaseException) -> None:
+        """``error``, and what it came from."""
+        root = self._path.parent
+        waiting: list[BaseException | None] = [error]
+        seen: set[int] = set()
+        while waiting:
+            one = waiting.pop()
+            if one is None or id(one) in seen:
+                continue
+            seen.add(id(one))
+            waiting += [one.__cause__, one.__context__]
+            waiting += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+            places = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(one.__traceback__)]
+            if isinstance(one, SyntaxError):
+                places.append((one.filename or "", one.lineno or 0))
+            ours = [(Path(file).resolve(), line) for file, line in places]
+            ours = [(file, line) for file, line in ours if file.is_relative_to(root)]
+            file, line = ours[-1] if ours else (root, 0)
+            kinds = [kind.__name__ for kind in type(one).__mro__]
+            message = next(iter(str(one).splitlines()), "")
+            self.facts["raised"].append([kinds, str(file.relative_to(root)), line, message])
+
+
+def _last_line(text: object) -> str:
+    return next(iter(str(text).strip().splitlines()[::-1]), "")
 
 
 def _outcome(run: Run, seconds: float, *, timed_out: bool) -> Outcome:
     try:
         facts = json.loads((run.folder / "outcome.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        facts = {"current": "", "failed": "", "why": "", "num_tests": 0, "broken": "it died before the first test"}
-    if timed_out:
-        facts.update(failed=facts["failed"] or facts["current"], why=f"hung for {run.limit_s:.0f} s")
-        facts["broken"] = "" if facts["current"] else f"no test began within {run.limit_s:.0f} s"
-    return Outcome(run, seconds, facts["failed"], facts["why"], timed_out, facts["num_tests"], facts["broken"])
+        facts = dict(_NOTHING)
+    facts["raised"] = tuple(Raised(tuple(kinds), *rest) for kinds, *rest in facts["raised"])
+    return Outcome(run, seconds, timed_out, **facts)
