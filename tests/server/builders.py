@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import httpx
 import torch
@@ -94,12 +95,17 @@ def build_settings(**changes: object) -> Settings:
 
 
 def build_service(
-    model: Path, home: Path, *, wrap: Callable[[Executor], Executor] | None = None, **changes: object
+    model: Path,
+    home: Path,
+    *,
+    executor: Literal["generic", "fused"] = "generic",
+    wrap: Callable[[Executor], Executor] | None = None,
+    **changes: object,
 ) -> Service:
     """``wrap`` replaces the model's executor after it was probed."""
     settings = build_settings(**changes)
     loaded = load_model(
-        model, executor="generic", num_threads=1, max_batched_tokens=settings.max_num_batched_tokens, home=home
+        model, executor=executor, num_threads=1, max_batched_tokens=settings.max_num_batched_tokens, home=home
     )
     if wrap is not None:
         loaded = replace(loaded, executor=wrap(loaded.executor))
