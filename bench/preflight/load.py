@@ -35,9 +35,8 @@ def find_load(requests: Sequence[RecordedRequest], cost: StepCost) -> Load:
         return Load(len(requests), prompt, output, rate, concurrency, how, saturated)
 
     if len(arrivals) < 2 or arrivals[-1] - arrivals[0] < MIN_SPAN:
-        return load(
-            None, None, f"{len(arrivals)} of {len(requests)} lines have an arrival; at least 2 are needed, apart"
-        )
+        told = f"{len(arrivals)} of {len(requests)} lines have an arrival; at least 2 are needed, at different times"
+        return load(None, None, told)
     # n arrivals span n - 1 gaps.
     rate = (len(arrivals) - 1) / (arrivals[-1] - arrivals[0])
     latencies = [request.latency for request in requests if request.latency is not None]

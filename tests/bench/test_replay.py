@@ -29,16 +29,26 @@ from tests.server.builders import MODEL_NAME, build_settings, running, save_tiny
 
 PROMPT = "the quick brown fox jumps over the lazy dog. the quick"
 BODIES: dict[str, dict[str, Any]] = {
-    "unseeded, with ids": {"return_token_ids": True},
+    "unseeded, with ids": {"return_token_ids": True, "ignore_eos": True},
     "unseeded, text alone": {},
     "seeded, n of 2, logprobs": {"seed": -5, "n": 2, "logprobs": 2, "return_token_ids": True},
     "several prompts, penalties": {"prompt": [PROMPT, "def main"], "frequency_penalty": 0.7, "return_token_ids": True},
     "greedy, ends by a stop string": {"temperature": 0, "stop": ["e"], "max_tokens": 64, "return_token_ids": True},
     "best of 3": {"best_of": 3, "n": 2, "return_token_ids": True},
     "echo": {"echo": True, "logprobs": 0},
-    "everything": {"logprobs": 3, "prompt_logprobs": 2, "return_token_ids": True, "stop": ["e"], "max_tokens": 48},
+    "everything": {
+        "seed": 7,
+        "ignore_eos": True,
+        "logprobs": 3,
+        "prompt_logprobs": 2,
+        "return_token_ids": True,
+        "stop": ["e"],
+        "max_tokens": 48,
+    },
     "streamed": {"stream": True, "n": 2, "return_token_ids": True},
     "streamed, everything": {
+        "seed": 8,
+        "ignore_eos": True,
         "stream": True,
         "n": 2,
         "logprobs": 3,
