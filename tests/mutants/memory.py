@@ -36,7 +36,7 @@ MEMORY = (
         "kvcache/manager.py",
         "        blocks.extend(granted)\n",
         "        blocks[:0] = granted\n",
-        ("tests/specdec/test_pathwise.py::test_drafts_longer_than_a_block_change_nothing",),
+        ("tests/kvcache/test_manager.py", "tests/specdec/test_step.py"),
     ),
     Mutant(
         "rolling back cuts the block that the next token needs",

@@ -39,7 +39,8 @@ def judge(mutant: Mutant, outcome: Outcome) -> Verdict:
         return Verdict("no run", f"{outcome.broken}: {outcome.why}" if outcome.why else outcome.broken)
     if not outcome.failed:
         return Verdict("survived", f"{outcome.num_tests} tests, {seconds}")
-    return Verdict("caught", f"{outcome.failed}, {seconds}\n        {outcome.kind}: {outcome.why}")
+    why = outcome.why if outcome.kind in outcome.why.split(": ")[0] else f"{outcome.kind}: {outcome.why}"
+    return Verdict("caught", f"{outcome.failed}, {seconds}\n        {why}")
 
 
 def _slip(mutant: Mutant, outcome: Outcome) -> str:
