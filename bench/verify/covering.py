@@ -50,7 +50,9 @@ class Design:
             if unknown:
                 raise ValueError(f"constraint {constraint.reason!r} names an unknown factor: {sorted(unknown)}")
         self._constrained = [f.name for f in self.factors if any(f.name in c.names for c in constraints)]
-        self._naming = {name: [c for c in constraints if name in c.names] for name in self._values}
+        self._name_sets = [frozenset(c.names) for c in self.constraints]
+        with_names = list(zip(self.constraints, self._name_sets, strict=True))
+        self._naming = {name: [pair for pair in with_names if name in pair[1]] for name in self._values}
         self._completable: dict[tuple[tuple[str, str], ...], bool] = {}
 
     def allows(self, row: Row) -> bool:
@@ -68,14 +70,13 @@ class Design:
     def _complete(self, row: dict[str, str]) -> bool:
         """Some allowed complete row holds the allowed ``row``."""
         # What the nearest constraint lacks comes first, so that a dead end shows early.
-        name, fewest = "", 99
-        for constraint in self.constraints:
-            lacking = [name for name in constraint.names if name not in row]
-            if lacking and len(lacking) < fewest:
-                name, fewest = lacking[0], len(lacking)
-        if not name:
+        known = set(row)
+        open_ = [lacking for names in self._name_sets if (lacking := names - known)]
+        if not open_:
             return True
-        checks = [c.allows for c in self._naming[name] if all(other == name or other in row for other in c.names)]
+        name = min(min(open_, key=len))
+        known.add(name)
+        checks = [c.allows for c, names in self._naming[name] if names <= known]
         for value in self._values[name]:
             wider = {**row, name: value}
             if all(allows(wider) for allows in checks) and self._complete(wider):

@@ -51,7 +51,7 @@ class PlainAnswers:
         self.config = plain_config(model, ledger=ledger)
         self._pool = pool
         self._answers: dict[Cell, tuple[int, Completion]] = {}
-        self._errors: dict[Cell, str] = {}
+        self._errors: dict[Cell, tuple[int, str]] = {}  # the shortest length that failed, and why
 
     @property
     def positions(self) -> int:
@@ -65,15 +65,15 @@ class PlainAnswers:
         ``request`` raise it for whoever needs that request.
         """
         for cell, length in sorted(needs.items(), key=lambda item: item[0].after > 0):
-            if length <= self._answers.get(cell, (0,))[0] or cell in self._errors:
+            if length <= self._answers.get(cell, (0,))[0] or (cell in self._errors and length >= self._errors[cell][0]):
                 continue
             try:
                 self._answers[cell] = length, self._decode(*self.request(cell, length))
             except PlainError as error:  # of the first turn
-                self._errors[cell] = str(error)
+                self._errors[cell] = length, str(error)
             except Exception as error:  # whatever the engine raises is a finding about it
                 found = f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]
-                self._errors[cell] = f"plain decoding of {cell} failed: {found}"
+                self._errors[cell] = length, f"plain decoding of {cell} failed: {found}"
             done(cell, length)
 
     def request(self, cell: Cell, max_tokens: int) -> tuple[tuple[int, ...], SamplingParams]:
@@ -84,10 +84,10 @@ class PlainAnswers:
 
     def answer(self, cell: Cell, max_tokens: int) -> Completion:
         """Raises KeyError if it was not computed to that length, PlainError if that failed."""
-        if cell in self._errors:
-            raise PlainError(self._errors[cell])
-        length, answer = self._answers[cell]
-        if length < max_tokens:
+        length, answer = self._answers.get(cell, (0, None))
+        if length < max_tokens and cell in self._errors:
+            raise PlainError(self._errors[cell][1])
+        if answer is None or length < max_tokens:
             raise KeyError(f"{cell} was computed to {length} tokens, not to {max_tokens}")
         return shortened(answer, max_tokens)
 

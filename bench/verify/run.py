@@ -97,6 +97,11 @@ class Verification:
         self._reference: dict[str, Any] | None = None
         self.ended: Ended | KeyboardInterrupt | None = None
 
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """So far."""
+        return tuple(self._cases)
+
     def run(self) -> dict[str, Any]:
         """See :func:`run_suite`."""
         started, clock = datetime.now(UTC), time.perf_counter()
@@ -188,6 +193,7 @@ class Verification:
             return 0
 
     def _run_case(self, case: Case) -> None:
+        self._plain.compute(plan_case(case, self.pool).needs)  # nothing to do, unless a longer answer failed
         result = self._results[case.id] = self._runner.run(case)
         if not result.passed:
             entry = case_entry(case, result, self._loaded.tokenizer_or_none, self._replay(case))

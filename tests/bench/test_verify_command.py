@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from model.errors import ModelError
 from server.cli import main
 from tests.server.builders import save_tiny_model
 
@@ -49,6 +50,49 @@ def test_a_run_that_holds_ends_with_0_and_writes_both_reports(
     assert main([*command[1:], "--report", str(tmp_path / "again")]) == 0
     again = json.loads((tmp_path / "again" / "report.json").read_text())
     assert [case["factors"] for case in again["cases"]] == [report["cases"][-1]["factors"]]
+
+
+def test_a_run_without_speculation_does_not_pass(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = flags(folder, "--max-positions", 1, "--no-reference", "--seed", 3, "--report", tmp_path)
+    assert main(arguments) == 1
+    assert capsys.readouterr().out.startswith("FAILED (nothing was compared with speculation): ")
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert not report["passed"]
+    # The command as it was given.
+    given = shlex.split(report["command"])
+    assert {"--max-positions", "--no-reference", "--seed", "--report"} <= set(given)
+    assert "--max-positions" not in report["cases"][0]["replay"]
+
+
+@pytest.mark.parametrize("given", [(), ("--kernels", "auto")], ids=str)
+def test_the_kernels_are_the_environments_unless_a_flag_says_otherwise(
+    given: tuple[str, ...], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen: list[object] = []
+
+    def load(*_: object, kernels: object, **__: object) -> object:
+        chosen.append(kernels)
+        raise ModelError("enough")
+
+    monkeypatch.setenv("TRUEDRAFT_KERNELS", "off")
+    monkeypatch.setattr("model.loader.load_model", load)
+    monkeypatch.setattr("model.kernels.find_kernels", lambda *_, **__: (None, ""))
+    assert main(["verify", "--model", str(folder), "--report", str(tmp_path), *given]) == 1
+    assert chosen == ["auto" if given else "torch"]
+
+
+def test_a_report_that_cannot_be_written_costs_neither_the_verdict_nor_the_other(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "report.json").mkdir()
+    arguments = flags(folder, "--case", "q001", "--report", tmp_path)
+    assert main(arguments) == 1
+    shown = capsys.readouterr()
+    assert shown.out.startswith("passed: ")
+    assert len([line for line in shown.err.splitlines() if f"cannot write {tmp_path / 'report.json'}" in line]) == 1
+    assert (tmp_path / "report.html").stat().st_size > 1000
 
 
 def test_the_list_names_cases_that_can_be_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from html.parser import HTMLParser
 
 import pytest
@@ -74,6 +75,8 @@ def test_no_page_loads_anything_or_has_a_script(name: str) -> None:
     assert "url(" not in text
     assert "@import" not in text
     text.encode("utf-8")
+    policies = [attrs["content"] for _, attrs in page.tags if attrs.get("http-equiv") == "Content-Security-Policy"]
+    assert policies == ["default-src 'none'; style-src 'unsafe-inline'"]
 
 
 @pytest.mark.parametrize("name", REPORTS)
@@ -180,6 +183,8 @@ def test_texts_of_a_hostile_tokenizer_cannot_become_markup(text: str) -> None:
     hostile["cases"][17]["divergence"]["replay"] = text
     page = render(hostile)
     page.encode("utf-8")
+    # What cannot be seen, or would turn the text around, is spelled out.
+    assert not [c for c in page if unicodedata.category(c) in ("Cf", "Cs") or (c < " " and c != "\n")]
     # One factor more, hence rows more; but no kind of element that the harmless page lacks.
     assert {tag for tag, _ in Page(page).tags} == {tag for tag, _ in harmless.tags}
     assert not [attrs for _, attrs in Page(page).tags if set(attrs) & {"onerror", "src"}]

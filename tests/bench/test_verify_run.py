@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from bench.verify.pool import SAMPLING, RequestPool
 from bench.verify.progress import Silent
 from bench.verify.report import write_report
 from bench.verify.run import Options, Verification, run_suite
+from kvcache.manager import KVCacheManager
+from kvcache.table import BlockTable
 from model.batch import PackedBatch
 from model.loader import LoadedModel
 from server.ending import Ended
@@ -101,7 +103,7 @@ def test_a_fault_in_batches_is_found_where_it_is(model: LoadedModel) -> None:
     verification = Verification(model, Options(), Silent())
     plan = plan_case(verification.suite.find(values()), verification.pool)
     # The row at POSITION decides the token after it.
-    assert len(plan.submissions[divergence["request"]].prompt) + at - 1 == POSITION
+    assert verification.pool.num_prompt(plan.runs[0][divergence["request"]].cell) + at - 1 == POSITION
     assert divergence["got"][at - start] == token != divergence["expected"][at - start]
     assert divergence["expected"][: at - start] == divergence["got"][: at - start]
     assert divergence["got_top"][0][:2] == [token, 1e4]
@@ -193,6 +195,99 @@ def test_below_l0_rounding_is_tolerated_and_counted_and_a_wrong_token_is_not(mod
             logits[rows_at(batch, POSITION), 7] = 1e4
 
     assert one_case(with_fault(below, spoil), values())["status"] == "failed"
+
+
+def test_blocks_filled_while_decoding_are_read_again_by_later_turns(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prefix cache that hands out the slot of the last token, whose KV nobody wrote, is found."""
+    monkeypatch.setenv("TRUEDRAFT_LEDGER", "off")  # it would see it too
+    commit = KVCacheManager.commit
+
+    def too_far(self: KVCacheManager, table: BlockTable, token_ids: Sequence[int], num_tokens: int) -> None:
+        commit(self, table, token_ids, min(len(token_ids), len(table.blocks) * self.block_size))
+
+    for size in ("1", "4"):
+        with monkeypatch.context() as patch:
+            case = values(cache="follow-up", block_size=size, length="16")
+            assert one_case(model, case)["status"] == "passed"
+            patch.setattr(KVCacheManager, "commit", too_far)
+            assert one_case(model, case)["status"] == "failed"
+
+
+def test_a_request_under_another_salt_that_is_given_cached_blocks_is_found(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_table = KVCacheManager.new_table
+    for batch in ("1", "4"):
+        case = values(cache="follow-up", batch=batch, block_size="4")
+        found = one_case(model, case)
+        assert (found["status"], found["did_not_happen"]) == ("passed", {})
+        with monkeypatch.context() as patch:
+            patch.setattr(KVCacheManager, "new_table", lambda self, salt=b"": new_table(self))
+            found = one_case(model, case)
+        assert found["status"] == "failed"
+        assert "another cache salt" in found["reason"]
+
+
+def test_a_case_does_the_same_steps_alone_as_in_a_suite(model: LoadedModel) -> None:
+    """Which plain answers other cases needed changes nothing, though aborted requests are drafted for too."""
+    cases = [
+        values(drafter=name, aborts="yes", cache=cache, length="16")
+        for name, cache in (("perfect", "cold"), ("oracle", "follow-up"), ("wrong", "warm"))
+    ]
+    company = [values(sampling=name, length="128", prompts="code", batch="16") for name in ("hot", "greedy")]
+    together = run_suite(model, Options(cases=(*company, *cases)))["cases"][2:]
+    assert len({found["steps_digest"] for found in together}) == len(cases)
+    for case, found in zip(cases, together, strict=True):
+        alone = one_case(model, case)
+        assert alone["aborted"] > 0
+        assert alone["steps_digest"] == found["steps_digest"]
+
+
+def test_what_a_case_names_counts_as_covered_only_if_it_came_about(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = values(drafter="ngram", prompts="repeated")
+    monkeypatch.setattr(NgramDrafter, "propose", lambda self, requests: [[] for _ in requests])
+    coverage = run_suite(model, Options(cases=(case,)))["coverage"]
+    assert (
+        coverage["happened"]["drafter ngram"] | {"cases": 1, "came_about": 0} == coverage["happened"]["drafter ngram"]
+    )
+    assert coverage["pairs_happened"]["batch 4, block_size 16"]["came_about"] == 1
+    assert coverage["pairs_happened"]["batch 4, drafter ngram"]["came_about"] == 0
+    # Of 13 factors, drafter and k did not come about.
+    assert coverage["pairs_covered"] == 11 * 10 // 2
+    reasons = {item["pair"]: item["reason"] for item in coverage["pairs_missing"]}
+    assert reasons["drafter ngram, k 4"] == "in 1 cases: nothing was drafted"
+
+
+def test_pressure_presses_and_batches_run_together(model: LoadedModel) -> None:
+    tight = values(condition="tight", batch="8", block_size="4", drafter="wrong", k="2")
+    preempt = values(condition="preempt", batch="4", length="7", drafter="wrong", k="2")
+    report = run_suite(model, Options(cases=(tight, preempt, values(batch="16", length="1", drafter="wrong"))))
+    assert report["passed"]
+    assert [case["did_not_happen"] for case in report["cases"]] == [{}, {}, {}]
+    assert report["coverage"]["happened"]["condition tight"]["preemptions"] > 0
+
+
+def test_plain_decoding_that_fails_is_an_error_of_the_cases_that_need_it(model: LoadedModel) -> None:
+    def spoil(batch: PackedBatch, logits: Tensor) -> None:
+        if int(batch.positions.max()) == POSITION:
+            raise ValueError("planted in plain decoding")
+
+    report = run_suite(with_fault(model, spoil), Options(cases=(values(), values(batch="1", length="2"))))
+    assert [case["status"] for case in report["cases"]] == ["error", "passed"]
+    assert "plain decoding of random, greedy failed: ValueError: planted" in report["cases"][0]["reason"]
+    assert not report["passed"]
+
+
+def test_a_bound_on_positions_spreads_over_the_factors(model: LoadedModel) -> None:
+    verification = Verification(model, Options(max_positions=3000), Silent())
+    chosen = [case.values for case in verification.cases]
+    for name in ("batch", "sampling", "prompts", "condition", "cache", "drafter", "k", "block_size", "chunk"):
+        (factor,) = [factor for factor in verification.suite.design.factors if factor.name == name]
+        assert {row[name] for row in chosen} == set(factor.values), name
 
 
 class Interrupts(Silent):
