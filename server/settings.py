@@ -161,7 +161,9 @@ class Settings(BaseSettings):
     )
     audit_max_waiting: int = Field(256, ge=1, description="Most audits that wait or run; more are dropped.")
     audit_max_waiting_tokens: int = Field(
-        131072, ge=1, description="Most tokens (and logprobs to compare) of audits that wait or run."
+        131072,
+        ge=1,
+        description="Most tokens of audits that wait or run, with the logprobs to compare and what else a request holds.",
     )
     audit_store: Path | None = Field(
         None,

@@ -59,7 +59,9 @@ def test_every_endpoint_is_documented_and_no_other() -> None:
 
 
 def metric_names() -> set[str]:
-    metrics = Metrics(model_name="m", max_speculative_tokens=2, exactness_level=0, audits=True, cache_config={"block_size": 16})
+    metrics = Metrics(
+        model_name="m", max_speculative_tokens=2, exactness_level=0, audits=True, cache_config={"block_size": 16}
+    )
     return {
         family.name.removeprefix(PREFIX) + ("_total" if family.type == "counter" else "")
         for family in metrics.registry.collect()
