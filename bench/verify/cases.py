@@ -157,7 +157,7 @@ def _batch(case: Case, pool: RequestPool) -> list[Ask]:
     # Some rows do not speculate, beside rows that do.
     mates = [Ask(cell, mate_tokens, drafts=i % 4 != 3) for i, cell in enumerate(cells[1:], 1)]
     if values["cache"] == "follow-up":
-        mates = [_aligned(ask, case.block_size, pool) if i % 2 == 0 else ask for i, ask in enumerate(mates)]
+        mates = [_aligned(ask, case.block_size, pool) if i % 2 == 1 else ask for i, ask in enumerate(mates)]
     # One that ends at once comes last, when the others are there.
     return [Ask(leader, length), *mates] if length > 2 else [*mates, Ask(leader, length)]
 

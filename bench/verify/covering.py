@@ -74,7 +74,7 @@ class Design:
         open_ = [lacking for names in self._name_sets if (lacking := names - known)]
         if not open_:
             return True
-        name = min(min(open_, key=len))
+        name = min(sorted(open_, key=len)[0])
         known.add(name)
         checks = [c.allows for c, names in self._naming[name] if names <= known]
         for value in self._values[name]:
