@@ -163,7 +163,7 @@ class Settings(BaseSettings):
     audit_max_waiting_tokens: int = Field(
         131072,
         ge=1,
-        description="Most tokens of audits that wait or run, with the logprobs to compare and what else a request holds.",
+        description="Most tokens of audits that wait or run, their logprobs and whatever else they hold.",
     )
     audit_store: Path | None = Field(
         None,
