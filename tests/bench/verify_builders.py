@@ -9,40 +9,25 @@ from pathlib import Path
 
 from torch import Tensor
 
-from kvcache.storage import KVStorage, PlaneSpec
 from model.batch import PackedBatch
-from model.interface import Executor, ForwardOutput, ModelInfo
+from model.interface import Executor, ForwardOutput
 from model.loader import LoadedModel, load_model
 from specdec.verification import Verdict
+from tests.executors import WrappedExecutor
 from tests.server.builders import save_tiny_model
 
 Spoil = Callable[[PackedBatch, Tensor], None]  # may change the logits [R, V] in place
 
 
-class FaultyExecutor:
+class FaultyExecutor(WrappedExecutor):
     """``inner`` with its logits spoiled."""
 
     def __init__(self, inner: Executor, spoil: Spoil) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._spoil = spoil
 
-    @property
-    def info(self) -> ModelInfo:
-        return self._inner.info
-
-    @property
-    def kind(self) -> str:
-        return self._inner.kind
-
-    @property
-    def planes(self) -> tuple[PlaneSpec, ...]:
-        return self._inner.planes
-
-    def bind(self, storage: KVStorage) -> None:
-        self._inner.bind(storage)
-
     def forward(self, batch: PackedBatch, *, capture_layers: bool = False) -> ForwardOutput:
-        output = self._inner.forward(batch, capture_layers=capture_layers)
+        output = super().forward(batch, capture_layers=capture_layers)
         logits = output.logits.clone()
         self._spoil(batch, logits)
         return replace(output, logits=logits)

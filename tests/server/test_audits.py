@@ -15,11 +15,11 @@ from typing import Any
 import httpx
 import pytest
 
-from kvcache.storage import KVStorage, PlaneSpec
 from model.batch import PackedBatch
-from model.interface import Executor, ForwardOutput, ModelInfo
+from model.interface import Executor, ForwardOutput
 from server.audits import ids_sha256
 from server.service import Service
+from tests.executors import WrappedExecutor
 from tests.server.builders import MODEL_NAME, build_service, metric, running
 from tests.server.test_disconnect import assert_idle, wait_for
 
@@ -38,30 +38,15 @@ EXTRAS: tuple[dict[str, Any], ...] = (
 WITHOUT_LOGPROBS = tuple(extras for extras in EXTRAS if not {"logprobs", "prompt_logprobs"} & set(extras))
 
 
-class AcceptsWrongDrafts:
+class AcceptsWrongDrafts(WrappedExecutor):
     """An executor with a fault: in every fourth verify forward, the first draft looks right to the target."""
 
     def __init__(self, inner: Executor) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self.num_verified = self.num_wrong = 0
 
-    @property
-    def info(self) -> ModelInfo:
-        return self._inner.info
-
-    @property
-    def kind(self) -> str:
-        return self._inner.kind
-
-    @property
-    def planes(self) -> tuple[PlaneSpec, ...]:
-        return self._inner.planes
-
-    def bind(self, storage: KVStorage) -> None:
-        self._inner.bind(storage)
-
     def forward(self, batch: PackedBatch, *, capture_layers: bool = False) -> ForwardOutput:
-        output = self._inner.forward(batch, capture_layers=capture_layers)
+        output = super().forward(batch, capture_layers=capture_layers)
         rows, starts = batch.logits_rows.tolist(), set(batch.row_starts.tolist())
         pairs = [i for i in range(len(rows) - 1) if rows[i + 1] == rows[i] + 1 and rows[i + 1] not in starts]
         if pairs:
