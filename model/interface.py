@@ -28,6 +28,11 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]  # generation_config's and the tokenizer's stop ids
     weights_hash: str  # hex SHA-256 over names, shapes and bytes of the weights
 
+    @property
+    def num_token_ids(self) -> int:
+        """Ids below this can be sampled and are fit for input again."""
+        return min(self.vocab_size, self.embedding_rows)
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardOutput:

@@ -15,8 +15,8 @@ from kvcache.memory import available_bytes
 from kvcache.storage import KVStorage, blocks_in_budget, bytes_per_block
 from model.exactness import ExactnessReport
 from model.kernels.load import find_kernels, kernels_identity
-from model.loader import LoadedModel, load_model
-from model.source import resolve_model
+from model.loader import LoadedModel
+from model.opening import open_model
 from scheduler.audit import AuditConfig
 from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine
@@ -54,21 +54,22 @@ def build_service(settings: Settings, report: Report) -> Service:
     Tells ``report`` how far it is. Raises StartError, model.errors.ModelError or model.source_error.ModelSourceError,
     each with one line, if the model or the settings cannot be served.
     """
-    source = resolve_model(settings.model, report=report)
-    # A first start compiles them, which takes a while; the sampler uses them on any device.
-    find_kernels(settings.kernels, progress=report)
-    report(f"loading {source.name}")
-    loaded = load_model(
-        Path(source.path),
+    loaded, _ = load(settings, report)
+    return assemble(settings, loaded, settings.served_model_name or (loaded.info.name,))
+
+
+def load(settings: Settings, report: Report) -> tuple[LoadedModel, Path]:
+    """The settings' model and its folder; see :func:`model.opening.open_model`."""
+    return open_model(
+        settings.model,
+        report,
         dtype=settings.dtype,
         device=settings.device,
         executor=settings.executor,
         kernels=settings.kernels,
         num_threads=settings.num_threads,
         max_batched_tokens=settings.max_num_batched_tokens,
-        name=source.name,
     )
-    return assemble(settings, loaded, settings.served_model_name or (source.name,))
 
 
 def assemble(settings: Settings, loaded: LoadedModel, names: tuple[str, ...]) -> Service:

@@ -27,8 +27,7 @@ _TOGETHER = (_ROWS * len(_PARAMS), 2, 3, 5, 8, 16)  # rows that come together; t
 
 def measured_exactness(loaded: LoadedModel, sampler: Sampler) -> ExactnessReport:
     """The level of ``loaded`` with ``sampler``: what was found when it was loaded, and :func:`probe_sampling`."""
-    width = min(loaded.info.vocab_size, loaded.info.embedding_rows)
-    return loaded.exactness.with_checks(probe_sampling(sampler, width))
+    return loaded.exactness.with_checks(probe_sampling(sampler, loaded.info.num_token_ids))
 
 
 def probe_sampling(sampler: Sampler, vocab_size: int) -> tuple[ExactnessCheck, ...]:

@@ -102,7 +102,7 @@ class SpeculativeStep:
         self._executor = executor
         self._manager = manager
         self._storage = storage
-        self._vocab_size = min(info.vocab_size, info.embedding_rows)  # an id must be fit for input again
+        self._vocab_size = info.num_token_ids
         self._drafting = Drafting(drafters, default_drafter, self._vocab_size)
         self._default_k = default_k
         self._sampler = sampler if sampler is not None else Sampler()

@@ -118,7 +118,7 @@ def _live(arguments: argparse.Namespace, report: Report) -> Findings:
     from bench.preflight.checklist import Line
     from bench.preflight.equivalence import NAME, run_verify
     from bench.preflight.live import preflight_live
-    from bench.preflight.recorded import load
+    from server.assemble import load
 
     if arguments.model is None and arguments.verify not in (None, "none"):
         raise CommandError("--verify needs --model here: the weights of a live server cannot be had over HTTP")

@@ -138,7 +138,7 @@ class _Bench:
             device=executor.info.device,
         )
         executor.bind(storage)
-        self._vocab_size = min(executor.info.vocab_size, executor.info.embedding_rows)
+        self._vocab_size = executor.info.num_token_ids
         drafter = RandomDrafter(0, self._vocab_size, ragged=False)  # its drafts cost nothing and are all verified
         self._step = SpeculativeStep(
             executor,

@@ -28,8 +28,8 @@ from bench.preflight.report import Findings
 from bench.preflight.traffic import RecordedRequest, Traffic, read_traffic
 from bench.process import ServerStartError, server_process
 from model.interface import Executor
-from model.loader import LoadedModel, load_model
-from model.source import resolve_model
+from model.loader import LoadedModel
+from server.assemble import load
 from server.commands import CommandError
 from server.settings import Settings
 from specdec.drafters.registry import DRAFTER_NAMES, make_drafter
@@ -57,7 +57,7 @@ def preflight_recorded(
     """``settings`` and ``flags`` say the same: how the server would be started. Raises CommandError, ModelError."""
     loaded, folder = load(settings, report)
     info = loaded.info
-    vocab_size = min(info.vocab_size, info.embedding_rows)
+    vocab_size = info.num_token_ids
     traffic = read_traffic(options.traffic, loaded.tokenizer, vocab_size=vocab_size, max_model_len=info.max_model_len)
     sample = spread(traffic.requests, options.samples)
     outputs, whose = _outputs(traffic, sample, loaded, options.tokens, settings, report)
@@ -106,24 +106,6 @@ def preflight_recorded(
         replays=replays,
         gains=gains(replays, cost),
     )
-
-
-def load(settings: Settings, report: Report) -> tuple[LoadedModel, Path]:
-    """The settings' model, as a server would load it, and its folder."""
-    source = resolve_model(settings.model, report=report)
-    report(f"loading {source.name}")
-    folder = Path(source.path)
-    loaded = load_model(
-        folder,
-        dtype=settings.dtype,
-        device=settings.device,
-        executor=settings.executor,
-        kernels=settings.kernels,
-        num_threads=settings.num_threads,
-        max_batched_tokens=settings.max_num_batched_tokens,
-        name=source.name,
-    )
-    return loaded, folder
 
 
 def spread(requests: Sequence[RecordedRequest], count: int) -> list[RecordedRequest]:

@@ -68,9 +68,8 @@ def run(arguments: argparse.Namespace, report: Report) -> int:
     from bench.verify.progress import Progress
     from bench.verify.report import check_folder, write_report
     from bench.verify.run import Options, Verification
-    from model.kernels import chosen_kernels, find_kernels
-    from model.loader import load_model
-    from model.source import resolve_model
+    from model.kernels import chosen_kernels
+    from model.opening import open_model
 
     if not arguments.list:
         try:
@@ -79,18 +78,14 @@ def run(arguments: argparse.Namespace, report: Report) -> int:
             raise CommandError(f"cannot write to --report {arguments.report}: {error.strerror or error}") from error
     given = _command(arguments, whole=True)
     arguments.kernels = chosen_kernels(arguments.kernels)
-    source = resolve_model(arguments.model, report=report)
-    find_kernels(arguments.kernels, progress=report)
-    report(f"loading {source.name}")
-    folder = Path(source.path)
-    loaded = load_model(
-        folder,
+    loaded, folder = open_model(
+        arguments.model,
+        report,
         dtype=arguments.dtype,
         device=arguments.device,
         executor=arguments.executor,
         kernels=arguments.kernels,
         num_threads=arguments.num_threads,
-        name=source.name,
     )
     options = Options(
         suite=arguments.suite,

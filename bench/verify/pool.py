@@ -109,7 +109,7 @@ class RequestPool:
     def __init__(self, info: ModelInfo, tokenizer: Tokenizer | None, seed: int = 0) -> None:
         self._seed = seed
         self.max_model_len = info.max_model_len
-        self._size = min(info.vocab_size, info.embedding_rows)
+        self._size = info.num_token_ids
         self.most_tokens = int(lengths_for(info.max_model_len)[-1])
         self.longest_prompt = max(1, min(LONG_PROMPT, info.max_model_len - self.most_tokens))
         self._prompts = self._random_prompts()

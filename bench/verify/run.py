@@ -37,7 +37,7 @@ from model.kernels import get_kernels
 from model.loader import ExecutorName, LoadedModel, load_model
 from server.ending import Ended
 from server.version import VERSION
-from specdec.probe import probe_sampling
+from specdec.probe import measured_exactness
 from specdec.sampling import Sampler
 
 # Units of work: one token decoded alone. A position of a batch and a row of a prefill cost less.
@@ -76,9 +76,8 @@ class Verification:
         self._options = options
         self._progress = progress
         info = loaded.info
-        vocab_size = min(info.vocab_size, info.embedding_rows)
         self.pool = RequestPool(info, loaded.tokenizer_or_none, options.seed)
-        drafters, self.drafters_left_out = drafter_names(vocab_size, options.drafter)
+        drafters, self.drafters_left_out = drafter_names(info.num_token_ids, options.drafter)
         design = build_design(
             sampling=self.pool.sampling,
             prompts=self.pool.prompts,
@@ -87,8 +86,7 @@ class Verification:
             threads=thread_counts(),
         )
         self.suite = Suite(options.suite, design, options.seed)
-        sampler = Sampler(get_kernels(choice=loaded.kernels))
-        self._exactness = loaded.exactness.with_checks(probe_sampling(sampler, vocab_size))
+        self._exactness = measured_exactness(loaded, Sampler(get_kernels(choice=loaded.kernels)))
         self._plain = PlainAnswers(loaded, self.pool, ledger=options.ledger)
         self._runner = CaseRunner(loaded, self.pool, self._plain, exact=self._exactness.level == "L0")
         self._cases = self._chosen()
@@ -119,9 +117,8 @@ class Verification:
 
     def _run(self) -> None:
         with torch.inference_mode():
-            self._decode_plainly()
-            for case in list(self._cases):
-                self._run_case(case)
+            for case, plan in self._decode_plainly():
+                self._run_case(case, plan)
             if self._whole:
                 self._run_more()
         if self._options.reference is not None:
@@ -141,7 +138,8 @@ class Verification:
             return list(self.suite.cases)
         return self.suite.spread(lambda case: _most_positions(plan_case(case, self.pool)), options.max_positions)
 
-    def _decode_plainly(self) -> None:
+    def _decode_plainly(self) -> list[tuple[Case, CasePlan]]:
+        """What the chosen cases need; returns them with their plans."""
         plans = [(case, plan_case(case, self.pool)) for case in self._cases]
         needs = _joined(plan.needs for _, plan in plans)
         for case, plan in plans:
@@ -163,6 +161,7 @@ class Verification:
 
         self._plain.compute(needs, done)
         self._positions_planned = sum(self._positions(plan) for _, plan in plans)
+        return plans
 
     def _run_more(self) -> None:
         """Cases for what did not come about, then for more positions."""
@@ -183,7 +182,7 @@ class Verification:
         self._plain.compute(plan.needs)
         self._cases.append(case)
         self._positions_planned += self._positions(plan)
-        self._run_case(case)
+        self._run_case(case, plan)
 
     def _positions(self, plan: CasePlan) -> int:
         """Of a case whose plain answers are known; 0 if there are none because plain decoding failed."""
@@ -192,15 +191,15 @@ class Verification:
         except PlainError:
             return 0
 
-    def _run_case(self, case: Case) -> None:
-        self._plain.compute(plan_case(case, self.pool).needs)  # nothing to do, unless a longer answer failed
-        result = self._results[case.id] = self._runner.run(case)
+    def _run_case(self, case: Case, plan: CasePlan) -> None:
+        self._plain.compute(plan.needs)  # nothing to do, unless a longer answer failed
+        result = self._results[case.id] = self._runner.run(case, plan)
         if not result.passed:
             entry = case_entry(case, result, self._loaded.tokenizer_or_none, self._replay(case))
             self._progress.say(f"case {case.id} {entry['status']}: {entry['reason']}; {entry['replay']}")
         positions = sum(result.positions for result in self._results.values())
         self._progress.advance(
-            _units(case, plan_case(case, self.pool)),
+            _units(case, plan),
             f"case {len(self._results)} of {len(self._cases)}, {positions:,} of {self._positions_planned:,} positions",
         )
 

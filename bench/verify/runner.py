@@ -11,7 +11,7 @@ import torch
 
 from bench.offline import Completion, OfflineConfig, Submission
 from bench.verify.capture import Moment, Row, capture
-from bench.verify.cases import STRANGER, Case, CasePlan, plan_case
+from bench.verify.cases import STRANGER, Case, CasePlan
 from bench.verify.compare import Difference, first_difference, near_tie, tie_tolerance
 from bench.verify.counting import CountingEngine, Counts
 from bench.verify.drafters import make_case_drafter
@@ -76,15 +76,18 @@ class CaseRunner:
         self._pool = pool
         self._plain = plain
         self._exact = exact
-        self._vocab_size = min(model.info.vocab_size, model.info.embedding_rows)
+        self._vocab_size = model.info.num_token_ids
 
-    def run(self, case: Case) -> CaseResult:
-        """Run and judge ``case``; its plain answers must have been computed. Raises only what ends the process."""
+    def run(self, case: Case, plan: CasePlan) -> CaseResult:
+        """Run and judge ``case``, whose requests are ``plan``; its plain answers must have been computed.
+
+        Raises only what ends the process.
+        """
         started = time.perf_counter()
         threads = torch.get_num_threads()
         torch.set_num_threads(int(case.values["threads"]))
         try:
-            result = self._run(case, plan_case(case, self._pool))
+            result = self._run(case, plan)
         except PlainError as error:
             result = CaseResult(error=str(error)[:500])
         except Exception as error:  # whatever the engine raises is the case's finding

@@ -16,9 +16,10 @@ from bench.preflight import equivalence
 from bench.preflight.checklist import Line
 from bench.preflight.info import server_info
 from bench.preflight.live import acceptance_line, audit_counts, load_numbers, preflight_live, speculation_numbers
-from bench.preflight.recorded import RecordedOptions, load, preflight_recorded
+from bench.preflight.recorded import RecordedOptions, preflight_recorded
 from bench.preflight.scrape import Scrape, Window, watch, window
 from server import cli
+from server.assemble import load
 from server.commands import CommandError
 from server.settings import load_settings
 from specdec.drafters.registry import DRAFTER_NAMES

@@ -77,8 +77,8 @@ def test_the_kernels_are_the_environments_unless_a_flag_says_otherwise(
         raise ModelError("enough")
 
     monkeypatch.setenv("TRUEDRAFT_KERNELS", "off")
-    monkeypatch.setattr("model.loader.load_model", load)
-    monkeypatch.setattr("model.kernels.find_kernels", lambda *_, **__: (None, ""))
+    monkeypatch.setattr("model.opening.load_model", load)
+    monkeypatch.setattr("model.opening.find_kernels", lambda *_, **__: (None, ""))
     assert main(["verify", "--model", str(folder), "--report", str(tmp_path), *given]) == 1
     assert chosen == ["auto" if given else "torch"]
 

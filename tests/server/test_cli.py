@@ -138,7 +138,7 @@ def test_require_exact_refuses_a_model_below_l0_with_the_reason(
         failed = ExactnessCheck("13 rows", False, "2 of 13 rows differ")
         return dataclasses.replace(loaded, exactness=loaded.exactness.with_checks([failed]))
 
-    monkeypatch.setattr("server.assemble.load_model", below)
+    monkeypatch.setattr("model.opening.load_model", below)
     flags = ["serve", "--model", str(tiny_model), "--port", "0", "--executor", "generic", "--num-blocks", "8"]
     assert main([*flags, "--require-exact"]) == 1
     errors = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
