@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.offline import Completion, OfflineConfig, OfflineEngine, Submission
-from kvcache.storage import KVStorage, PlaneSpec
+from bench.wrapped import WrappedExecutor
 from model.batch import PackedBatch
-from model.interface import Executor, ForwardOutput, ModelInfo
+from model.interface import Executor, ForwardOutput
 from specdec.drafters.base import Drafter
 from specdec.plan import StepPlan, StepResult
 
@@ -37,31 +37,16 @@ class Moment:
     batch: tuple[BatchItem, ...]
 
 
-class _Tap:
+class _Tap(WrappedExecutor):
     """An executor that keeps its last batch and logits."""
 
     def __init__(self, executor: Executor) -> None:
-        self._executor = executor
+        super().__init__(executor)
         self.batch: PackedBatch | None = None
         self.logits: Row | None = None
 
-    @property
-    def info(self) -> ModelInfo:
-        return self._executor.info
-
-    @property
-    def kind(self) -> str:
-        return self._executor.kind
-
-    @property
-    def planes(self) -> tuple[PlaneSpec, ...]:
-        return self._executor.planes
-
-    def bind(self, storage: KVStorage) -> None:
-        self._executor.bind(storage)
-
     def forward(self, batch: PackedBatch, *, capture_layers: bool = False) -> ForwardOutput:
-        output = self._executor.forward(batch, capture_layers=capture_layers)
+        output = super().forward(batch, capture_layers=capture_layers)
         self.batch, self.logits = batch, output.logits.numpy()
         return output
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from torch import Tensor
 
+from bench.wrapped import WrappedExecutor
 from model.batch import PackedBatch
 from model.interface import Executor, ForwardOutput
 from model.loader import LoadedModel, load_model
 from specdec.verification import Verdict
-from tests.executors import WrappedExecutor
 from tests.server.builders import save_tiny_model
 
 Spoil = Callable[[PackedBatch, Tensor], None]  # may change the logits [R, V] in place

@@ -15,11 +15,11 @@ from typing import Any
 import httpx
 import pytest
 
+from bench.wrapped import WrappedExecutor
 from model.batch import PackedBatch
 from model.interface import Executor, ForwardOutput
 from server.audits import ids_sha256
 from server.service import Service
-from tests.executors import WrappedExecutor
 from tests.server.builders import MODEL_NAME, build_service, metric, running
 from tests.server.test_disconnect import assert_idle, wait_for
 

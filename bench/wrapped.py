@@ -1,4 +1,4 @@
-"""An executor around another one, for tests that spoil or watch its forwards."""
+"""An executor around another one, for who wants to watch its forwards or to spoil them."""
 
 from __future__ import annotations
 
