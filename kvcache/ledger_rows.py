@@ -100,9 +100,11 @@ def look(rows: ForwardRows, claims: Sequence[Claim], lengths: Sequence[int], num
     offsets = np.arange(num_rows) - starts[sequences]
     due = np.array([min(n, len(c.tokens) - 1) for n, c in zip(lengths, claims, strict=True)], dtype=np.int64)
     totals = np.array([len(c.tokens) + len(c.drafts) for c in claims], dtype=np.int64)
-    wrong = (positions != (first[sequences] + offsets)) | (positions < (due[sequences] + offsets))
-    wrong |= positions >= totals[sequences]
-    if wrong.any():
+
+    def check_rows(wrong: NDArray[np.bool_]) -> None:
+        """Fail for a row that is wrong, if there is one."""
+        if not wrong.any():
+            return
         # What reaches too far may have gone wrong before: the first of the sequence's rows with a wrong token tells.
         s = int(sequences[wrong.argmax()])
         for row in range(int(starts[s]), int(wrong.argmax()) + 1):
@@ -110,19 +112,15 @@ def look(rows: ForwardRows, claims: Sequence[Claim], lengths: Sequence[int], num
             if wrong[row] or _span(claims[s], position, 1) != [int(ids[row])]:
                 _fail_row(claims[s], int(due[s] + offsets[row]), position, int(ids[row]), int(slots[row]), fail)
 
+    wrong = (positions != (first[sequences] + offsets)) | (positions < (due[sequences] + offsets))
+    check_rows(wrong | (positions >= totals[sequences]))
+
     ends = first + counts
     bounds = np.zeros(len(claims) + 1, dtype=np.int64)
     np.cumsum(ends, out=bounds[1:])
     tokens = np.fromiter(chain.from_iterable(map(_known, claims, ends.tolist())), np.int64, int(bounds[-1]))
     row_reads = bounds[sequences] + positions
-    wrong = tokens[row_reads] != ids
-    if wrong.any():
-        # What reaches too far may have gone wrong before: the first of the sequence's rows with a wrong token tells.
-        s = int(sequences[wrong.argmax()])
-        for row in range(int(starts[s]), int(wrong.argmax()) + 1):
-            position = int(positions[row])
-            if wrong[row] or _span(claims[s], position, 1) != [int(ids[row])]:
-                _fail_row(claims[s], int(due[s] + offsets[row]), position, int(ids[row]), int(slots[row]), fail)
+    check_rows(tokens[row_reads] != ids)
 
     read_sequences = np.repeat(np.arange(len(claims)), ends)
     read_positions = np.arange(bounds[-1]) - bounds[read_sequences]
