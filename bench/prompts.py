@@ -170,8 +170,3 @@ COPY_LOAD: tuple[Prompt, ...] = tuple(
     for b in _PARAGRAPHS[2:]
 )
 """16 copy prompts, where drafts from the prompt pay."""
-
-
-def one_token_prompts(vocab_size: int) -> list[list[int]]:
-    """A few prompts of one token id, spread over the vocabulary."""
-    return [[vocab_size // 7], [vocab_size // 3], [vocab_size - 1]]

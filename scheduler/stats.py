@@ -61,11 +61,6 @@ class StepRecord:
     audits: tuple[AuditFinding, ...] = ()  # that ended
     audits_enabled: bool | None = None  # after the step; None: there are none
 
-    @property
-    def num_batched_tokens(self) -> int:
-        """Rows that the step ran, drafts included."""
-        return self.step.num_rows if self.step is not None else 0
-
 
 @dataclass(slots=True)
 class StepTally:
