@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 from bench.offline import Completion, OfflineEngine, blocks_for
 from bench.prompts import VARIED
+from kvcache.manager import KVCacheManager
 from model.interface import Executor
 from model.tokenizer import Tokenizer
 from specdec.drafters.base import Drafter, DraftRequest
@@ -163,3 +165,13 @@ def run_condition(subject: Subject, condition: Condition) -> list[Completion]:
     if condition.tight_pool:
         assert engine.num_preemptions > 0
     return [answers[i] for i in range(len(requests))]
+
+
+def shuffle_blocks(manager: KVCacheManager, seed: int) -> None:
+    """Let the pool, of which nothing is in use, give out its blocks in another order."""
+    tables = [manager.new_table() for _ in range(manager.num_blocks)]
+    for table in tables:
+        assert manager.reserve(table, 1)
+    random.Random(seed).shuffle(tables)
+    for table in tables:
+        manager.free(table)

@@ -290,15 +290,6 @@ class TagEngine(OfflineEngine):
         self._seen: dict[int, tuple[int, int]] = {}  # num_computed when a sequence was admitted, and now
         super().__init__(executor, config, num_blocks=num_blocks, drafter=self.patterns)
 
-    def shuffle(self, seed: int) -> None:
-        """Let the pool give out its blocks in another order."""
-        tables = [self.manager.new_table() for _ in range(self.manager.num_blocks)]
-        for table in tables:
-            assert self.manager.reserve(table, 1)
-        random.Random(seed).shuffle(tables)
-        for table in tables:
-            self.manager.free(table)
-
     def run_step(self, plan: StepPlan) -> StepResult:
         self.tags.order = [item.sequence.seq_id for item in plan.items]
         before = [(item, list(item.sequence.tokens), item.sequence.num_computed) for item in plan.items]

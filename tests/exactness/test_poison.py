@@ -6,31 +6,21 @@ the unwritten tails of owned blocks and the slots of rejected drafts. The physic
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
 
 from bench.offline import OfflineConfig, OfflineEngine, blocks_for
 from specdec.drafters.synthetic import OracleDrafter, WrongDrafter
-from tests.exactness.builders import Subject
+from tests.exactness.builders import Subject, shuffle_blocks
 from tests.exactness.conditions import REFERENCE
 
 K = 6
 
 
 class PoisoningEngine(OfflineEngine):
-    """Poisons before each step, and hands out blocks in a random order."""
+    """Poisons before each step."""
 
     poisoned = 0
-
-    def shuffle(self, seed: int) -> None:
-        tables = [self.manager.new_table() for _ in range(self.manager.num_blocks)]
-        for table in tables:
-            assert self.manager.reserve(table, 1)
-        random.Random(seed).shuffle(tables)
-        for table in tables:
-            self.manager.free(table)
 
     def before_step(self) -> None:
         computed = torch.zeros((self.storage.num_blocks + 1) * self.storage.block_size, dtype=torch.bool)
@@ -55,7 +45,7 @@ def test_foreign_free_unwritten_and_rejected_slots_do_not_matter(subject: Subjec
     engine = PoisoningEngine(
         subject.executor, config, num_blocks=blocks, drafter=WrongDrafter(oracle, 9, vocab_size, error_rate=0.3)
     )
-    engine.shuffle(block_size)
+    shuffle_blocks(engine.manager, block_size)
     assert engine.generate(requests) == expected
     engine.check_clean()
     assert engine.poisoned > 0

@@ -13,6 +13,7 @@ from bench.offline import OfflineConfig, blocks_for
 from model.batch import PackedBatch
 from model.kernels import find_kernels
 from specdec.params import SamplingParams
+from tests.exactness.builders import shuffle_blocks
 from tests.exactness.tags import VOCAB, Backend, Compiled, TagEngine, TagExecutor, Torch, next_token
 
 PARAMS = SamplingParams(seed=0, temperature=0.0, max_tokens=12)
@@ -48,7 +49,7 @@ def run(executor: TagExecutor, config: OfflineConfig, *, shuffle: int = 1, times
     requests = [(prompt, PARAMS) for prompt in PROMPTS]
     lookahead = config.num_speculative_tokens + config.block_size
     engine = TagEngine(executor, config, num_blocks=blocks_for(requests, config.block_size, lookahead))
-    engine.shuffle(shuffle)
+    shuffle_blocks(engine.manager, shuffle)
     for _ in range(times):
         for prompt, answer in zip(PROMPTS, engine.generate(requests), strict=True):
             tokens = list(prompt)

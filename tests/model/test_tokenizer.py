@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from tokenizers import Tokenizer as RustTokenizer
 from transformers import PreTrainedTokenizerFast
 
 from model.tokenizer import Tokenizer
+from tests.pauses import pauses
 
 SPECIAL = ["<|end|>", "<|start|>"]
 
@@ -176,16 +176,8 @@ def test_other_threads_run_while_a_long_text_is_encoded(call: str) -> None:
         "encode_many": lambda: tokenizer.encode_many([text]),
     }
 
-    async def ticks() -> tuple[float, float]:
-        """The longest time in which the loop did not run, and the time of it all."""
-        working = asyncio.create_task(asyncio.to_thread(work[call]))
-        began = last = time.perf_counter()
-        longest = 0.0
-        while not working.done():
-            await asyncio.sleep(0.001)
-            now = time.perf_counter()
-            longest, last = max(longest, now - last), now
-        return longest, last - began
+    async def watch() -> tuple[float, float]:
+        return await pauses(asyncio.ensure_future(asyncio.to_thread(work[call])))
 
-    longest, whole = asyncio.run(ticks())
+    longest, whole = asyncio.run(watch())
     assert longest < whole / 2

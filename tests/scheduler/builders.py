@@ -336,3 +336,22 @@ def check_plan(plan: StepPlan, config: SchedulerConfig) -> None:
         assert sequence.num_computed + item.num_tokens <= len(sequence.tokens)
         assert sequence.table.num_slots >= sequence.num_computed + item.num_tokens + item.max_drafts
         assert item.max_drafts <= max(0, sequence.params.max_tokens - sequence.num_output_tokens - 1)
+
+
+def config(**changes: int | bool | None) -> SchedulerConfig:
+    values: dict[str, int | bool | None] = {
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 32,
+        "max_model_len": 64,
+        "num_speculative_tokens": 4,
+    }
+    return SchedulerConfig(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def seq_ids(plan: StepPlan | None) -> list[int]:
+    assert plan is not None
+    return [item.sequence.seq_id for item in plan.items]
+
+
+def prompt(length: int, first: int = 0) -> list[int]:
+    return [(first + i) % 40 for i in range(length)]

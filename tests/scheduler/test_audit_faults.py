@@ -369,26 +369,27 @@ def test_the_step_forgets_what_it_knew_of_the_live_sequences_before_it_runs_them
     assert not any(known)
 
 
-@pytest.mark.parametrize("how", ["fail", "run again"])
-def test_a_plan_that_does_not_run_cannot_be_failed_or_run_again(how: str) -> None:
+def with_audit_beside_live() -> tuple[Bench, StepPlan]:
+    """A plan that holds an audit and request "b"."""
     b = bench()
     b.add(build_request("a", max_tokens=2))
     b.add(build_request("b", max_tokens=40))
     while (plan := b.schedule()) is not None and len(live_items(plan)) in (0, len(plan.items)):
         b.run_and_apply(plan)
     assert plan is not None
+    return b, plan
+
+
+@pytest.mark.parametrize("how", ["fail", "run again"])
+def test_a_plan_that_does_not_run_cannot_be_failed_or_run_again(how: str) -> None:
+    b, plan = with_audit_beside_live()
     assert b.scheduler.without_audits(plan) is not None
     with pytest.raises(RuntimeError, match="not the one that runs"):
         b.scheduler.fail(plan, "planted") if how == "fail" else b.scheduler.without_audits(plan)
 
 
 def test_what_is_aborted_between_the_two_runs_gives_its_blocks_back() -> None:
-    b = bench()
-    b.add(build_request("a", max_tokens=2))
-    b.add(build_request("b", max_tokens=40))
-    while (plan := b.schedule()) is not None and len(live_items(plan)) in (0, len(plan.items)):
-        b.run_and_apply(plan)
-    assert plan is not None
+    b, plan = with_audit_beside_live()
     b.abort("b")
     live = b.scheduler.without_audits(plan)
     assert live is not None

@@ -45,4 +45,4 @@ def test_libraries_are_heard_when_they_warn_unless_only_errors_are_wanted(
     level: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     configure_logging(level, "text")
-    assert shown("some.library", capsys) == (["error"] if level == "error" else ["warning", "error"])
+    assert shown("some.package", capsys) == (["error"] if level == "error" else ["warning", "error"])

@@ -16,6 +16,7 @@ from server.body import parse_json_object
 from server.errors import APIError
 from server.schemas import parse_completion
 from server.service import Service
+from tests.pauses import pauses
 from tests.server.builders import MODEL_NAME
 
 SIZE = 2_000_000  # bytes, just below the cap
@@ -51,13 +52,8 @@ async def post(service: Service, content: bytes) -> tuple[httpx.Response, float,
     transport = httpx.ASGITransport(create_app(service))
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
         asking = asyncio.create_task(client.post("/v1/completions", content=content, headers=headers))
-        began = last = time.perf_counter()
-        longest = 0.0
-        while not asking.done():
-            await asyncio.sleep(0.001)
-            now = time.perf_counter()
-            longest, last = max(longest, now - last), now
-        return asking.result(), last - began, longest
+        longest, duration = await pauses(asking)
+        return asking.result(), duration, longest
 
 
 @pytest.mark.parametrize(("change", "param"), REFUSED.values(), ids=REFUSED.keys())
