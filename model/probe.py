@@ -12,10 +12,11 @@ import torch
 
 from kvcache.storage import KVStorage
 from model.batch import PackedBatch, RowSpan
-from model.exactness import ExactnessReport
+from model.exactness import ExactnessCheck, ExactnessReport
 from model.generic import BASE_TILE, TILE_CLASSES
 from model.interface import Executor, TiledExecutor
 from model.probe_rows import BLOCK_SIZE, RowChecks, build_storage, random_ids
+from model.products import RecordedProducts, differing_products
 
 _NAMED = 6  # failed checks that the reason names
 
@@ -26,9 +27,13 @@ def probe_exactness(executor: Executor, storage: KVStorage | None = None, *, bud
     Runs on a small storage of its own and binds ``storage`` again at the end, if given. A tiled executor uses the
     tile classes that passed from then on. Takes about 160 forwards; 4,000 rows for a budget of 512.
     """
+    tiles: tuple[int, ...] = ()
+    checks: list[ExactnessCheck] = []
     try:
-        tiles = _measure_tiles(executor, budget) if isinstance(executor, TiledExecutor) else ()
-        checks = tuple(RowChecks(executor, budget).run())
+        if isinstance(executor, TiledExecutor):
+            tiles, products = _measure_tiles(executor, budget)
+            checks.append(products)
+        checks += RowChecks(executor, budget).run()
     finally:
         if storage is not None:
             executor.bind(storage)
@@ -41,7 +46,7 @@ def probe_exactness(executor: Executor, storage: KVStorage | None = None, *, bud
             detail += f"; also: {others}" + (", and more" if len(failed) > 1 + _NAMED else "")
     else:
         detail = f"{len(checks)} checks, every row bit-equal to itself alone ({torch.get_num_threads()} threads)"
-    return ExactnessReport("L2" if failed else "L0", checks, detail, tiles, _padding(executor, tiles))
+    return ExactnessReport("L2" if failed else "L0", tuple(checks), detail, tiles, _padding(executor, tiles))
 
 
 def _padding(executor: Executor, tiles: tuple[int, ...]) -> str:
@@ -53,34 +58,54 @@ def _padding(executor: Executor, tiles: tuple[int, ...]) -> str:
     return f"{text}; {executor.inner_padding}" if executor.inner_padding else text
 
 
-def _measure_tiles(executor: TiledExecutor, budget: int) -> tuple[int, ...]:
-    """Which larger tiles give the bits of the base tile, layer by layer; ``executor`` uses them from now on."""
-    executor.tile_classes = (BASE_TILE,)
+def _measure_tiles(executor: TiledExecutor, budget: int) -> tuple[tuple[int, ...], ExactnessCheck]:
+    """Which larger tiles give the bits of the base tile; ``executor`` uses them from now on. And a check of the base
+    tile: whether its matrix products care for a row's place.
+
+    A larger tile must pass whole forwards, layer by layer, and each of its products with rows that cancel.
+    """
     longest = executor.info.max_model_len
+    executor.tile_classes = (BASE_TILE,)
+    base = RecordedProducts()
+    with base:
+        executor.forward(_batches(executor, min(BASE_TILE, longest))[1])
+    odd = list(differing_products(base))
+    detail = "; ".join(odd) or f"{len(base.found)} kinds, each with rows that cancel, at several places of a tile"
+    check = ExactnessCheck("matrix products", not odd, detail)
+
     accepted = [BASE_TILE]
     for size in TILE_CLASSES:
-        length = min(size, longest)
         if size == BASE_TILE or size > budget or size > 2 * longest:
             continue
-        storage, tables = build_storage(executor, [3, length])
-        executor.bind(storage)
-        ids = random_ids(executor, 3 + length)
-        # Three rows of another sequence first, so that the rows' places in both tilings differ.
-        spans = [RowSpan(ids[:3], 0, tables[0], 0), RowSpan(ids[3:], 0, tables[1], 0)]
-        batches = [
-            PackedBatch.build(s, block_size=BLOCK_SIZE, scratch_block=storage.scratch_block) for s in (spans, spans[1:])
-        ]
+        batches = _batches(executor, min(size, longest))
         executor.tile_classes = (BASE_TILE,)
         expected = executor.forward(batches[1], capture_layers=True)
         executor.tile_classes = (size,)
         equal = True
         for skipped, batch in zip((3, 0), batches, strict=True):
-            found = executor.forward(batch, capture_layers=True)
+            recorded = RecordedProducts()
+            with recorded:
+                found = executor.forward(batch, capture_layers=True)
             assert expected.layers is not None
             assert found.layers is not None
             equal &= torch.equal(found.logits[skipped:], expected.logits)
             equal &= torch.equal(found.layers[:, skipped:], expected.layers)
-        if equal:
+        if equal and not any(differing_products(base | recorded)):
             accepted.append(size)
     executor.tile_classes = tuple(accepted)
-    return executor.tile_classes
+    return executor.tile_classes, check
+
+
+def _batches(executor: Executor, length: int) -> tuple[PackedBatch, PackedBatch]:
+    """A prefill of ``length`` rows behind three rows of another sequence, and the same alone; binds a storage for them.
+
+    So a row's places in a tile differ between the two.
+    """
+    storage, tables = build_storage(executor, [3, length])
+    executor.bind(storage)
+    ids = random_ids(executor, 3 + length)
+    spans = [RowSpan(ids[:3], 0, tables[0], 0), RowSpan(ids[3:], 0, tables[1], 0)]
+    behind, alone = (
+        PackedBatch.build(s, block_size=BLOCK_SIZE, scratch_block=storage.scratch_block) for s in (spans, spans[1:])
+    )
+    return behind, alone

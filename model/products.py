@@ -1,0 +1,172 @@
+"""Do matrix products of some numbers of rows give a row the same bits? Every product of a forward is asked by itself.
+
+A kernel that sums in another order changes a bfloat16 output only where the float32 sum lies at a rounding border:
+once in some ten thousand outputs, which whole forwards of a few rows do not meet. Here the inputs come in pairs that
+cancel, so the exact result is 0 and all that is left is the rounding of the sums, which another order changes almost
+always::
+
+    x = [ a  b -a  c -b -c ]   (places shuffled)
+    w = [ p  q  p  r  q  r ]   x . w = 0, computed 3e-7 in one order and -1e-7 in another
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_ROWS = 512  # compared for each product, at least
+_SHIFTS = (0, 1, 5)  # rows that come before: another place in the tile for each
+_SCALE = 2.0**-20  # of a bias: larger ones would swallow what is left of the sums
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @staticmethod
+    def of(tensor: Tensor) -> Layout:
+        return Layout(tuple(tensor.shape), tuple(tensor.stride()))
+
+    def empty(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A tensor that lies in memory like the one described; contiguous if that one's elements shared places."""
+        if any(stride == 0 and size > 1 for size, stride in zip(self.shape, self.strides, strict=True)):
+            return torch.empty(self.shape, dtype=dtype, device=device)
+        return torch.empty_strided(self.shape, self.strides, dtype=dtype, device=device)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """What decides about a kernel beside the rows: the operation ``[.., rows, K] x weight -> [.., rows, N]``."""
+
+    operation: str  # "linear", "mm", "addmm", "bmm", "baddbmm"
+    dtype: torch.dtype
+    device: torch.device
+    weight: Layout
+    has_bias: bool
+
+    @property
+    def reduced(self) -> int:
+        """K."""
+        return self.weight.shape[-1 if self.operation == "linear" else -2]
+
+    @property
+    def columns(self) -> int:
+        """N."""
+        return self.weight.shape[-2 if self.operation == "linear" else -1]
+
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{self.operation} of {self.reduced} to {self.columns} columns in {dtype}"
+
+
+class RecordedProducts(TorchDispatchMode):
+    """While it is entered, notes each kind of matrix product that runs, with the inputs it ran on by number of rows."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: dict[Product, dict[int, Layout]] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        name = function.overloadpacket.__name__ if function.namespace == "aten" else ""
+        match name:
+            case "matmul":  # made of the others
+                with self:
+                    return function.decompose(*args)
+            case "linear":
+                self._note(name, args[0], args[1], len(args) > 2 and args[2] is not None)
+            case "mm" | "bmm":
+                self._note(name, args[0], args[1], has_bias=False)
+            case "addmm" | "baddbmm":
+                self._note(name, args[1], args[2], has_bias=True)
+        return function(*args, **(kwargs or {}))
+
+    def _note(self, name: str, inputs: Tensor, weight: Tensor, has_bias: bool) -> None:
+        product = Product(name, inputs.dtype, inputs.device, Layout.of(weight), has_bias)
+        self.found.setdefault(product, {})[_rows(product, inputs.shape)] = Layout.of(inputs)
+
+    def __or__(self, other: RecordedProducts) -> RecordedProducts:
+        both = RecordedProducts()
+        for product in self.found | other.found:
+            both.found[product] = self.found.get(product, {}) | other.found.get(product, {})
+        return both
+
+
+def _rows(product: Product, shape: Iterable[int]) -> int:
+    """Rows of an input of this shape: all that share the weight, or those of one matrix of a batch."""
+    *leading, rows, _ = shape
+    return rows if product.operation in ("bmm", "baddbmm") else math.prod(leading) * rows
+
+
+@torch.inference_mode()
+def differing_products(recorded: RecordedProducts) -> Iterator[str]:
+    """Of each product that gives some row other bits in another place or among another number of rows, one line."""
+    for product, inputs in recorded.found.items():
+        counts = sorted(inputs)
+        rows = math.lcm(*counts)
+        rows *= -(-_ROWS // rows)
+        sample = _Sample(product, rows)
+        expected = sample.run(inputs[counts[0]], counts[0], 0)
+        for count in counts:
+            odd = [shift for shift in _SHIFTS if not torch.equal(sample.run(inputs[count], count, shift), expected)]
+            if odd:
+                where = f"{count} rows at a time" if 0 in odd else "another place among the rows"
+                yield f"{product}: {where} gives other bits than {counts[0]}"
+                break
+
+
+class _Sample:
+    """``rows`` rows and a weight whose products cancel, for one product."""
+
+    def __init__(self, product: Product, rows: int) -> None:
+        self._product = product
+        generator = torch.Generator().manual_seed(product.reduced * 8191 + product.columns)
+        batch = product.weight.shape[:-2]
+        size = product.reduced
+        x = torch.randn((*batch, rows, size), generator=generator).to(product.dtype)
+        w = torch.randn((*batch, product.columns, size), generator=generator).to(product.dtype)
+        places = torch.randperm(size, generator=generator)
+        one, other = places[: size // 2], places[size // 2 : 2 * (size // 2)]
+        x[..., other] = -x[..., one]
+        w[..., other] = w[..., one]
+        if size % 2:
+            x[..., places[-1]] *= _SCALE
+        self._x = x.to(product.device)
+        self._weight = product.weight.empty(product.dtype, product.device)
+        self._weight.copy_(w if product.operation == "linear" else w.transpose(-1, -2))
+        self._bias = None
+        if product.has_bias:
+            bias = torch.randn(product.columns, generator=generator) * _SCALE
+            self._bias = bias.to(product.dtype).to(product.device)
+
+    def run(self, layout: Layout, count: int, shift: int) -> Tensor:
+        """All rows, ``count`` at a time, in tensors that lie like ``layout``; each row ``shift`` places later."""
+        parts = []
+        for part in self._x.roll(shift, dims=-2).split(count, dim=-2):
+            inputs = layout.empty(self._product.dtype, self._product.device)
+            inputs.copy_(part.reshape(layout.shape))
+            result = self._multiply(inputs)
+            parts.append(result.reshape(*part.shape[:-1], self._product.columns))
+        return torch.cat(parts, dim=-2).roll(-shift, dims=-2)
+
+    def _multiply(self, inputs: Tensor) -> Tensor:
+        bias = self._bias
+        match self._product.operation:
+            case "linear":
+                return torch.nn.functional.linear(inputs, self._weight, bias)
+            case "mm":
+                return torch.mm(inputs, self._weight)
+            case "bmm":
+                return torch.bmm(inputs, self._weight)
+            case "addmm":
+                assert bias is not None
+                return torch.addmm(bias, inputs, self._weight)
+            case _:
+                assert bias is not None
+                return torch.baddbmm(bias, inputs, self._weight)
