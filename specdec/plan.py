@@ -80,6 +80,10 @@ class StepStats:
     blocks_moved: int = 0  # 0 by design
     alignment_bytes_moved: int = 0  # 0 by design
     stage_seconds: dict[str, float] = field(default_factory=dict)  # draft, build, verify, accept, rollback, sync
+    # What the draft-length controller expected of the step; None without one.
+    expected_tokens: float | None = None
+    expected_seconds: float | None = None
+    expected_speedup: float | None = None  # tokens a second, over those of the same step without drafts
 
 
 @dataclass(frozen=True, slots=True)

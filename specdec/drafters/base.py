@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from specdec.sequence import Sequence
 
@@ -33,3 +33,18 @@ class Drafter(Protocol):
 
     def release(self, seq_id: int) -> None:
         """Forget the sequence; unknown ids are fine."""
+
+
+@runtime_checkable
+class CostlyDrafter(Drafter, Protocol):
+    """A drafter whose drafts cost forwards, so that whoever wants them weighs their price first.
+
+    Drafting k_s tokens for each sequence s takes max k_s rounds, the r-th of one row for each sequence with k_s >= r. The
+    first has the rows of ``num_missing`` too.
+    """
+
+    def round_seconds(self, rows: int) -> float:
+        """What a round of ``rows`` (>= 0) rows should take."""
+
+    def num_missing(self, sequence: Sequence) -> int:
+        """Known tokens before the last one that the next ``propose`` would have to take in first."""

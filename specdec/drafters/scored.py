@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from specdec.drafters.base import Drafter, DraftRequest
 
@@ -28,6 +28,7 @@ class ScoredDraft:
         return sum(self.cumulative)
 
 
+@runtime_checkable
 class ScoringDrafter(Drafter, Protocol):
     """A drafter that knows how good its drafts are."""
 
