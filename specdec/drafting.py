@@ -1,68 +1,78 @@
-"""Collecting drafts: asks each drafter once a step, and lets nothing a drafter does reach beyond the speed."""
+"""Collecting drafts: asks each drafter at most once a step, and lets nothing a drafter does reach beyond the speed."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from collections.abc import Sequence as Seq
 
-from specdec.drafters.base import Drafter, DraftRequest
+from specdec.drafters.base import CostlyDrafter, Drafter, DraftRequest
+from specdec.drafters.draft import Draft
+from specdec.drafters.scored import ScoringDrafter
 from specdec.params import SamplingParams
 from specdec.sequence import Sequence
 
 logger = logging.getLogger(__name__)
 
+AUTO = "auto"  # the name for all drafters there are, of which the best is taken
+
 
 class Drafting:
-    """The drafters by name, and who uses which.
+    """The drafters by name, and who uses which: one of them, or with ``AUTO`` all.
 
-    A drafter that raises or answers nonsense costs its sequences their drafts for this step; ``num_failures``
-    counts it and the log says why.
+    A drafter that raises or answers nonsense costs its sequences its drafts for this step; ``num_failures`` counts it
+    and the log says why. Raises ValueError for a default that is no drafter, or for a drafter named ``AUTO``.
     """
 
     def __init__(self, drafters: Mapping[str, Drafter], default_drafter: str | None, vocab_size: int) -> None:
-        if default_drafter is not None and default_drafter not in drafters:
+        if AUTO in drafters:
+            raise ValueError(f"no drafter is named {AUTO!r}")
+        if default_drafter is not None and default_drafter != AUTO and default_drafter not in drafters:
             raise ValueError(f"unknown drafter {default_drafter!r}, there are {sorted(drafters)}")
         self._drafters = dict(drafters)
         self._default = default_drafter
         self._vocab_size = vocab_size
+        self._scoring = {name: d for name, d in drafters.items() if isinstance(d, ScoringDrafter)}
+        self.costly = {name: d for name, d in drafters.items() if isinstance(d, CostlyDrafter)}
         self.num_failures = 0
 
-    def drafter_of(self, params: SamplingParams) -> Drafter | None:
-        """The drafter a sequence uses; None without one (or with a name that nobody has)."""
-        name = params.drafter if params.drafter is not None else self._default
-        return None if name is None else self._drafters.get(name)
+    @property
+    def drafters(self) -> Mapping[str, Drafter]:
+        return self._drafters
 
-    def propose(self, requests: Seq[DraftRequest]) -> list[list[int]]:
-        """Drafts for each request, at most ``max_drafts``, cut before the first id outside the vocabulary."""
-        drafts: list[list[int]] = [[] for _ in requests]
-        by_drafter: dict[int, tuple[Drafter, list[int]]] = {}
-        for index, request in enumerate(requests):
-            drafter = self.drafter_of(request.sequence.params)
-            if drafter is not None:
-                by_drafter.setdefault(id(drafter), (drafter, []))[1].append(index)
-        for drafter, indices in by_drafter.values():
-            try:
-                answers = drafter.propose([requests[index] for index in indices])
-                if len(answers) != len(indices):
-                    raise ValueError(f"{len(answers)} answers to {len(indices)} requests")
-                checked = [self._cut(a, requests[i].max_drafts) for i, a in zip(indices, answers, strict=True)]
-            except Exception:
-                self._failed(drafter, "propose")
-                continue
-            for index, ids in zip(indices, checked, strict=True):
-                drafts[index] = ids
-        return drafts
+    def names_of(self, params: SamplingParams) -> tuple[str, ...]:
+        """The drafters of a sequence; none without one (or with a name that nobody has)."""
+        name = params.drafter if params.drafter is not None else self._default
+        if name == AUTO:
+            return tuple(self._drafters)
+        return (name,) if name in self._drafters else ()
+
+    def propose(self, name: str, requests: list[DraftRequest]) -> list[Draft]:
+        """Drafts of drafter ``name``: at most ``max_drafts`` long, cut before the first id outside the vocabulary."""
+        drafter = self._drafters[name]
+        try:
+            answers = self._ask(name, drafter, requests)
+            if len(answers) != len(requests):
+                raise ValueError(f"{len(answers)} answers to {len(requests)} requests")
+            return [self._cut(a, r.max_drafts) for a, r in zip(answers, requests, strict=True)]
+        except Exception:
+            self._failed(drafter, "propose")
+            return [Draft(name)] * len(requests)
+
+    def num_missing(self, name: str, sequence: Sequence) -> int | None:
+        """Rows that costly drafter ``name`` lacks for ``sequence``; None if it cannot say."""
+        try:
+            return max(0, int(self.costly[name].num_missing(sequence)))
+        except Exception:
+            self._failed(self.costly[name], "num_missing")
+            return None
 
     def update(self, sequence: Sequence, num_emitted: int) -> None:
-        """Tell the sequence's drafter what was emitted."""
-        drafter = self.drafter_of(sequence.params)
-        if drafter is None:
-            return
-        try:
-            drafter.update(sequence, num_emitted)
-        except Exception:
-            self._failed(drafter, "update")
+        """Tell the sequence's drafters what was emitted."""
+        for name in self.names_of(sequence.params):
+            try:
+                self._drafters[name].update(sequence, num_emitted)
+            except Exception:
+                self._failed(self._drafters[name], "update")
 
     def release(self, seq_id: int) -> None:
         """Every drafter forgets the sequence."""
@@ -72,14 +82,23 @@ class Drafting:
             except Exception:
                 self._failed(drafter, "release")
 
-    def _cut(self, ids: Seq[int], limit: int) -> list[int]:
+    def _ask(self, name: str, drafter: Drafter, requests: list[DraftRequest]) -> list[Draft]:
+        scoring = self._scoring.get(name)
+        if scoring is None:
+            return [Draft(name, tuple(ids)) for ids in drafter.propose(requests)]
+        return [Draft(name, tuple(d.token_ids), tuple(d.cumulative)) for d in scoring.propose_scored(requests)]
+
+    def _cut(self, draft: Draft, limit: int) -> Draft:
         kept: list[int] = []
-        for token in ids[:limit]:
+        for token in draft.token_ids[:limit]:
             token = int(token)
             if not 0 <= token < self._vocab_size:
                 break
             kept.append(token)
-        return kept
+        cumulative = draft.cumulative
+        if cumulative is not None and len(cumulative) != len(draft.token_ids):
+            raise ValueError(f"{len(cumulative)} estimates for {len(draft.token_ids)} draft tokens")
+        return Draft(draft.drafter, tuple(kept), None if cumulative is None else cumulative[: len(kept)])
 
     def _failed(self, drafter: Drafter, call: str) -> None:
         self.num_failures += 1

@@ -58,6 +58,7 @@ class SequenceOutput:
     prompt_start: int = 0
     num_drafted: int = 0
     num_accepted: int = 0  # accepted drafts that were emitted
+    drafter: str = ""  # whose drafts were verified; empty without drafts
     finish_reason: str | None = None  # "stop" (a stop token) or "length"
     stop_token_id: int | None = None  # which stop token; it is the last of token_ids
     blocks_trimmed: int = 0

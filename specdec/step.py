@@ -31,12 +31,15 @@ from kvcache.storage import KVStorage
 from model.batch import PackedBatch, RowSpan
 from model.interface import Executor
 from specdec.constraint import TokenConstraint
-from specdec.drafters.base import Drafter, DraftRequest
+from specdec.draft_length.controller import DraftLengthController
+from specdec.draft_length.lengths import Choice
+from specdec.drafters.base import Drafter
 from specdec.drafting import Drafting
 from specdec.errors import ErrorType, SamplingError
 from specdec.ledger_hook import check_forward, settle
 from specdec.logprobs import token_logprobs
 from specdec.plan import PlanItem, SequenceOutput, StepPlan, StepResult, StepStats, TokenLogprobs
+from specdec.proposing import Proposing, Wish
 from specdec.rival import rival_gap
 from specdec.sampling import RowJob, Sampler, SamplingState, sample_row
 from specdec.sequence import Sequence
@@ -59,6 +62,7 @@ class _Work:
     item: PlanItem
     tokens_left: int  # how many tokens may be emitted; 0 if the item does not sample
     drafts: list[int]
+    drafter: str = ""
     first_row: int = 0  # of its logits rows
     num_scored: int = 0  # leading logits rows that give prompt logprobs
     sample_row: int = 0  # logits row of the last known token
@@ -78,8 +82,8 @@ class SpeculativeStep:
     """Runs step plans. One thread at a time may call it; it owns the sampling state of the sequences it has seen.
 
     ``storage`` must be bound to ``executor``; ``manager`` owns the blocks of every table in a plan. ``default_k`` is
-    the draft length of sequences that ask for none (None: whatever the plan allows). ``max_model_len`` defaults to
-    the model's. ``ledger``, if given, is also the manager's observer; it checks every forward.
+    the draft length of sequences that ask for none (None: whatever the plan allows). ``max_model_len`` defaults to the
+    model's. ``ledger``, if given, is also the manager's observer; it checks every forward.
     """
 
     def __init__(
@@ -94,6 +98,7 @@ class SpeculativeStep:
         sampler: Sampler | None = None,
         constraint: TokenConstraint | None = None,
         max_model_len: int | None = None,
+        controller: DraftLengthController | None = None,
         ledger: Ledger | None = None,
     ) -> None:
         if default_k is not None and default_k < 0:
@@ -104,6 +109,7 @@ class SpeculativeStep:
         self._storage = storage
         self._vocab_size = info.num_token_ids
         self._drafting = Drafting(drafters, default_drafter, self._vocab_size)
+        self._proposing = Proposing(self._drafting, default_drafter, controller)
         self._default_k = default_k
         self._sampler = sampler if sampler is not None else Sampler()
         self._constraint = constraint
@@ -126,7 +132,7 @@ class SpeculativeStep:
         if not plan.items:
             return StepResult((), StepStats())
         marks = [time.perf_counter()]
-        work = self._draft(plan)
+        work, expected = self._draft(plan)
         marks.append(time.perf_counter())
         batch = self._build(work)
         if self._ledger is not None:
@@ -148,23 +154,33 @@ class SpeculativeStep:
         marks.append(time.perf_counter())
         stages = ("draft", "build", "verify", "accept", "rollback", "sync")
         seconds = {stage: end - start for stage, start, end in zip(stages, marks[:-1], marks[1:], strict=True)}
-        return StepResult(outputs, _statistics(outputs, batch.num_rows, seconds))
+        self._proposing.observe(
+            {output.seq_id: output.token_ids for output in outputs},
+            rows=batch.num_rows,
+            seconds=marks[-1] - marks[1],
+        )
+        return StepResult(outputs, _statistics(outputs, batch.num_rows, seconds, expected))
 
     def release(self, seq_id: int) -> None:
         """Forget a sequence that has ended or will start over; unknown ids are fine."""
         self._states.pop(seq_id, None)
         self._drafting.release(seq_id)
+        self._proposing.release(seq_id)
         if self._constraint is not None:
             self._constraint.release(seq_id)
 
-    def _draft(self, plan: StepPlan) -> list[_Work]:
+    def _draft(self, plan: StepPlan) -> tuple[list[_Work], Choice | None]:
         work = [_Work(item, self._tokens_left(item), []) for item in plan.items]
         asking = [(one, limit) for one in work if (limit := self._draft_limit(one)) > 0]
-        if asking:
-            drafts = self._drafting.propose([DraftRequest(one.sequence, limit) for one, limit in asking])
-            for (one, _), ids in zip(asking, drafts, strict=True):
-                one.drafts = ids
-        return work
+        drafts, expected = self._proposing.drafts(
+            [Wish(one.sequence, limit) for one, limit in asking],
+            rows=sum(item.num_tokens for item in plan.items),
+            tokens=sum(one.tokens_left > 0 for one in work),
+        )
+        for (one, _), draft in zip(asking, drafts, strict=True):
+            one.drafts = list(draft.token_ids)
+            one.drafter = draft.drafter if draft.token_ids else ""
+        return work, expected
 
     def _tokens_left(self, item: PlanItem) -> int:
         if not item.samples:
@@ -316,6 +332,7 @@ class SpeculativeStep:
             prompt_start=scored_from if one.prompt_logprobs is not None else 0,
             num_drafted=len(one.drafts),
             num_accepted=verdict.num_accepted if verdict else 0,
+            drafter=one.drafter,
             finish_reason=verdict.finish_reason if verdict else None,
             stop_token_id=verdict.stop_token_id if verdict else None,
             blocks_trimmed=trimmed,
@@ -332,7 +349,9 @@ def _no_target(row: int) -> int:
     raise AssertionError(f"row {row} was sampled although no token is left")
 
 
-def _statistics(outputs: tuple[SequenceOutput, ...], num_rows: int, seconds: dict[str, float]) -> StepStats:
+def _statistics(
+    outputs: tuple[SequenceOutput, ...], num_rows: int, seconds: dict[str, float], expected: Choice | None
+) -> StepStats:
     drafted = sum(output.num_drafted for output in outputs)
     accepted = sum(output.num_accepted for output in outputs)
     return StepStats(
@@ -346,4 +365,7 @@ def _statistics(outputs: tuple[SequenceOutput, ...], num_rows: int, seconds: dic
         blocks_moved=BLOCKS_MOVED,
         alignment_bytes_moved=ALIGNMENT_BYTES_MOVED,
         stage_seconds=seconds,
+        expected_tokens=None if expected is None else expected.tokens,
+        expected_seconds=None if expected is None else expected.seconds,
+        expected_speedup=None if expected is None else expected.speedup,
     )

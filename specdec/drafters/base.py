@@ -39,8 +39,8 @@ class Drafter(Protocol):
 class CostlyDrafter(Drafter, Protocol):
     """A drafter whose drafts cost forwards, so that whoever wants them weighs their price first.
 
-    Drafting k_s tokens for each sequence s takes max k_s rounds, the r-th of one row for each sequence with k_s >= r. The
-    first has the rows of ``num_missing`` too.
+    Drafting k_s tokens for each sequence s takes max k_s rounds, the r-th of one row for each sequence with k_s >= r.
+    The first has the rows of ``num_missing`` too.
     """
 
     def round_seconds(self, rows: int) -> float:

@@ -1,0 +1,1 @@
+"""How many drafts a step verifies: what it costs, what it brings, what is best."""

@@ -1,0 +1,218 @@
+"""Picks each sequence's drafter and draft length in each step, so that the whole batch emits the most tokens a second.
+
+::
+
+    cheap drafters propose -> plan: who drafts, whether the costly ones run, and how far
+    costly drafters propose -> settle: what is verified of each draft
+    the step runs -> observe: what came, and how long it took
+
+What it picks can change the speed, never the output. It keeps no clock and draws no lots: the same calls give the same
+picks, so a recorded run can be replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from specdec.draft_length.acceptance import Acceptance
+from specdec.draft_length.cost import StepCost
+from specdec.draft_length.lengths import Choice, DraftRounds, choose_lengths
+from specdec.draft_length.pace import Pace
+from specdec.drafters.draft import Draft
+
+LEAST_GAIN = 1.02  # below it, no draft is the safer bet: estimates are noisy, and rows cost memory too
+PROBE_SHARE = 0.01  # of the time, for drafts of costly drafters that nobody expects to pay
+PROBE_TOKENS = 2
+_MOST_SAVED = 2.0  # seconds of it, so that a long idle spell does not buy a burst
+_CATCH_UP_STEPS = 16  # steps over which the rows that a costly drafter lacks are written off
+
+Seconds = Callable[[int], float]  # of so many rows
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What one sequence could have in this step."""
+
+    seq_id: int
+    max_drafts: int
+    drafts: tuple[Draft, ...] = ()  # made by cheap drafters
+    missing: Mapping[str, int] | None = None  # costly drafters that could draft, and the rows they lack
+    fixed: bool = False  # its request asked for so many drafts: all are verified, whatever they bring
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """``drafts[index]`` of an ask; or, if ``costly`` is named, up to ``length`` tokens of that drafter; or nothing."""
+
+    index: int | None = None
+    costly: str = ""
+    length: int = 0
+
+
+_NOTHING = Pick()
+
+
+class DraftLengthController:
+    """For one engine; called in the order of its steps, from the thread that runs them.
+
+    ``rounds`` has the costly drafters by name and what a round of so many rows takes. With ``adaptive`` False every
+    draft is verified as long as it was proposed, and only the drafter is picked. Raises ValueError for a gain below 1.
+    """
+
+    def __init__(
+        self,
+        cost: StepCost,
+        *,
+        rounds: Mapping[str, Seconds] | None = None,
+        least_gain: float = LEAST_GAIN,
+        adaptive: bool = True,
+    ) -> None:
+        if least_gain < 1.0:
+            raise ValueError(f"the least gain is 1 or more, got {least_gain}")
+        self.cost = cost
+        self.acceptance = Acceptance()
+        self._rounds = dict(rounds or {})
+        self._least_gain = least_gain
+        self._adaptive = adaptive
+        self._pace = Pace()
+        self._saved = 0.0  # seconds that probing may take
+        self._turn = 0  # of the costly drafters, for probing
+        self._asks: Seq[Ask] = ()
+        self._picks: list[Pick] = []
+        self._made: Seq[Draft | None] = ()
+        self._probed: int | None = None  # which ask's costly draft is a probe
+
+    def due(self, seq_id: int) -> bool:
+        """Whether a sequence should be asked for drafts in this step; call it once a step."""
+        return not self._adaptive or self._pace.due(seq_id)
+
+    def plan(self, asks: Seq[Ask], *, rows: int, tokens: int) -> list[Pick]:
+        """Who drafts for each sequence in a step that has ``rows`` rows and emits ``tokens`` without drafts."""
+        self._asks, self._probed = asks, None
+        cheap = [self._best_cheap(ask) for ask in asks]
+        picks = [_NOTHING if index is None else Pick(index, length=len(chances)) for index, chances in cheap]
+        known = [chances for _, chances in cheap]
+        best = self._lengths(known, rows, tokens).rate * self._least_gain
+        for name in self._rounds:
+            chances = list(known)
+            missing: dict[int, int] = {}
+            for s, ask in enumerate(asks):
+                if ask.missing is None or name not in ask.missing:
+                    continue
+                own = self.acceptance.survivals(ask.seq_id, name, ask.max_drafts, None)
+                if sum(own) > sum(known[s]):
+                    chances[s] = own
+                    missing[s] = -(-ask.missing[name] // _CATCH_UP_STEPS)
+            if not missing:
+                continue
+            choice = self._lengths(chances, rows, tokens, DraftRounds(self._rounds[name], missing))
+            if choice.rate > best:
+                best = choice.rate
+                picks = [
+                    Pick(costly=name, length=choice.lengths[s]) if s in missing and choice.lengths[s] else pick
+                    for s, pick in enumerate(picks)
+                ]
+        if self._adaptive and not any(pick.costly for pick in picks):
+            self._probe(picks, rows, [sum(chances) / best for chances in known])
+        self._picks = picks
+        return picks
+
+    def settle(self, drafts: Seq[Draft | None], *, rows: int, tokens: int) -> Choice:
+        """How many tokens of each draft, made as planned, the step should verify."""
+        self._made = drafts
+        chances: list[Seq[float]] = []
+        for s, (ask, draft) in enumerate(zip(self._asks, drafts, strict=True)):
+            whole = [] if draft is None else self._chances(ask.seq_id, draft)
+            chances.append([1.0] * len(whole) if s == self._probed else whole)  # it was paid for to be seen
+        choice = self._lengths(chances, rows, tokens)
+        if self._adaptive:
+            for ask, length in zip(self._asks, choice.lengths, strict=True):
+                if any(draft.token_ids for draft in ask.drafts):
+                    self._pace.decided(ask.seq_id, verified=length > 0, num_sequences=len(self._asks))
+        return choice
+
+    def observe(self, emitted: Seq[Seq[int]], *, rows: int, seconds: float) -> None:
+        """The step ran ``rows`` rows in ``seconds`` (without the time of drafting); ``emitted`` came, for each ask."""
+        for ask, pick, made, ids in zip(self._asks, self._picks, self._made, emitted, strict=True):
+            if not ids:
+                continue
+            for draft in ask.drafts:
+                self.acceptance.record(ask.seq_id, draft.drafter, draft.token_ids, draft.cumulative, ids)
+            if pick.costly and made is not None:
+                # What it did not dare to draft counts as wrong: plans are made by position, before it dares.
+                padded = (*made.token_ids, *(-1 for _ in range(pick.length - len(made.token_ids))))
+                self.acceptance.record(ask.seq_id, pick.costly, padded, None, ids)
+                if made.cumulative is not None:
+                    self.acceptance.record(ask.seq_id, pick.costly, made.token_ids, made.cumulative, ids)
+        self._asks, self._picks, self._made = (), [], ()
+        self.cost.observe(rows, seconds)
+        self._saved = min(self._saved + PROBE_SHARE * seconds, _MOST_SAVED)
+
+    def release(self, seq_id: int) -> None:
+        """Forget a sequence."""
+        self.acceptance.release(seq_id)
+        self._pace.release(seq_id)
+
+    def _best_cheap(self, ask: Ask) -> tuple[int | None, list[float]]:
+        """The cheap draft that should have the most tokens accepted, and its chances."""
+        best: tuple[int | None, list[float]] = (None, [])
+        most = 0.0
+        for index, draft in enumerate(ask.drafts):
+            chances = self._chances(ask.seq_id, draft)
+            expected = sum(chances)
+            if expected > most:
+                best, most = (index, chances), expected
+        return best
+
+    def _chances(self, seq_id: int, draft: Draft) -> list[float]:
+        return self.acceptance.survivals(seq_id, draft.drafter, len(draft.token_ids), draft.cumulative)
+
+    def _lengths(self, chances: Seq[Seq[float]], rows: int, tokens: int, rounds: DraftRounds | None = None) -> Choice:
+        fixed = {s for s, ask in enumerate(self._asks) if ask.fixed or not self._adaptive}
+        if rounds is not None:
+            for s in fixed:
+                for i in range(len(chances[s])):
+                    rounds.add(s, i)
+        choice = choose_lengths(
+            [() if s in fixed else c for s, c in enumerate(chances)],
+            rows=rows + sum(len(chances[s]) for s in fixed),
+            tokens=max(1, tokens) + sum(sum(chances[s]) for s in fixed),
+            seconds=self.cost.seconds,
+            least_gain=self._least_gain,
+            rounds=rounds,
+        )
+        if not fixed:
+            return choice
+        lengths = list(choice.lengths)
+        for s in fixed:
+            lengths[s] = len(chances[s])
+        plain = max(1, tokens) / self.cost.seconds(rows)
+        return Choice(tuple(lengths), choice.tokens, choice.seconds, choice.rate / plain)
+
+    def _probe(self, picks: list[Pick], rows: int, forgone: Seq[float]) -> None:
+        """Spend what was saved on a short costly draft, for the sequence where it costs least.
+
+        ``forgone`` has the seconds that each one's cheap draft is worth.
+        """
+        names = list(self._rounds)
+        for turn in range(len(names)):
+            name = names[(self._turn + turn) % len(names)]
+            able = [
+                (self._rounds[name](1 + ask.missing[name]) + forgone[s], s)
+                for s, ask in enumerate(self._asks)
+                if ask.missing is not None and name in ask.missing and not ask.fixed
+            ]
+            if not able:
+                continue
+            price, s = min(able)
+            length = min(PROBE_TOKENS, self._asks[s].max_drafts)
+            price += (length - 1) * self._rounds[name](1)
+            price += self.cost.seconds(rows + length) - self.cost.seconds(rows)
+            if price <= self._saved:
+                self._saved -= price
+                self._turn += turn + 1
+                picks[s] = Pick(costly=name, length=length)
+                self._probed = s
+                return

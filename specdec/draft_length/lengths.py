@@ -1,0 +1,79 @@
+"""How long each sequence's draft should be, so that the whole batch emits the most tokens a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    lengths: tuple[int, ...]  # of each draft, 0 to its full length
+    tokens: float  # that the step is expected to emit
+    seconds: float  # that it is expected to take
+    speedup: float  # tokens a second, over those of the same step without these drafts
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
+
+
+class DraftRounds:
+    """Seconds of the rounds in which a costly drafter drafts, as its drafts get longer token by token.
+
+    ``missing`` has the sequences it drafts for, and the rows that each would have in the first round beside its own.
+    """
+
+    def __init__(self, round_seconds: Callable[[int], float], missing: Mapping[int, int]) -> None:
+        self._round_seconds = round_seconds
+        self._missing = missing
+        self._rows: list[int] = []
+        self.seconds = 0.0
+
+    def add(self, s: int, i: int) -> None:
+        """Token ``i`` of sequence ``s`` is drafted too; those before it are."""
+        if s not in self._missing:
+            return
+        if i == len(self._rows):
+            self._rows.append(0)
+        before = self._round_seconds(self._rows[i]) if self._rows[i] else 0.0
+        self._rows[i] += 1 + (self._missing[s] if i == 0 else 0)
+        self.seconds += self._round_seconds(self._rows[i]) - before
+
+
+def choose_lengths(
+    survivals: Seq[Seq[float]],
+    *,
+    rows: int,
+    tokens: float,
+    seconds: Callable[[int], float],
+    least_gain: float,
+    rounds: DraftRounds | None = None,
+) -> Choice:
+    """``survivals[s][i]`` is the chance that the first i + 1 drafts of sequence s are all accepted (never rising in i).
+
+    The step has ``rows`` rows and emits ``tokens`` (> 0) without drafts; ``seconds(n)`` is what n rows take. A draft
+    token adds a row and its survival to the tokens. Taken in the order of their survival, some prefix of all draft
+    tokens is best, whatever the cost curve looks like, and a prefix of them is a prefix of every draft. Drafts that
+    promise less than ``least_gain`` over none are not worth their noise. With ``rounds``, which add to the time of a
+    draft that is not made yet, the order is the same, and the best prefix is only nearly the best choice.
+    """
+    order = sorted((-chance, i, s) for s, chances in enumerate(survivals) for i, chance in enumerate(chances))
+    plain = tokens / seconds(rows)
+    best_rate, best_count, best_tokens, best_seconds = plain * least_gain, 0, tokens, seconds(rows)
+    expected = tokens
+    for count, (chance, i, s) in enumerate(order, start=1):
+        expected -= chance
+        took = seconds(rows + count)
+        if rounds is not None:
+            rounds.add(s, i)
+            took += rounds.seconds
+        rate = expected / took
+        if rate > best_rate:
+            best_rate, best_count, best_tokens, best_seconds = rate, count, expected, took
+    lengths = [0] * len(survivals)
+    for _, _, s in order[:best_count]:
+        lengths[s] += 1
+    return Choice(tuple(lengths), best_tokens, best_seconds, best_tokens / best_seconds / plain)

@@ -1,0 +1,38 @@
+"""How often a sequence is asked for drafts that are not worth a row: less and less, but never many steps apart."""
+
+from __future__ import annotations
+
+MOST_SKIPPED = 7
+_SEQUENCES_PER_SKIP = 4  # a host that drafts for few sequences in a step is not what the step waits for
+
+
+class Pace:
+    """Each draft that was not worth a row doubles the steps until the next is asked for; one that was ends it.
+
+    Under load, where nothing is verified, drafts then cost an eighth of their host time. When the load falls, or the
+    text begins to repeat itself, a sequence speculates again within ``MOST_SKIPPED`` steps.
+    """
+
+    def __init__(self) -> None:
+        self._waits: dict[int, tuple[int, int]] = {}  # steps to skip, and how many were to be skipped last
+
+    def due(self, seq_id: int) -> bool:
+        """Whether to ask in this step, which counts as a step."""
+        left, last = self._waits.get(seq_id, (0, 0))
+        if left:
+            self._waits[seq_id] = (left - 1, last)
+        return not left
+
+    def decided(self, seq_id: int, *, verified: bool, num_sequences: int) -> None:
+        """A draft was proposed, in a step of ``num_sequences``, and some of it was ``verified`` or nothing."""
+        most = min(MOST_SKIPPED, num_sequences // _SEQUENCES_PER_SKIP)
+        if verified or not most:
+            self._waits.pop(seq_id, None)
+            return
+        _, last = self._waits.get(seq_id, (0, 0))
+        skip = min(2 * last + 1, most)
+        self._waits[seq_id] = (skip, skip)
+
+    def release(self, seq_id: int) -> None:
+        """Forget a sequence."""
+        self._waits.pop(seq_id, None)
