@@ -18,7 +18,7 @@ from kvcache.storage import KVStorage
 from model.interface import Executor
 from model.kernels import KernelsChoice, get_kernels
 from scheduler.config import SchedulerConfig
-from scheduler.request import ChoiceEvent, ChoiceSpec, EngineRequest, TextDecision
+from scheduler.request import ChoiceEvent, ChoiceSpec, ChoiceTiming, EngineRequest, TextDecision
 from scheduler.scheduler import Scheduler
 from specdec.drafters.base import Drafter
 from specdec.drafters.registry import make_drafter
@@ -56,6 +56,7 @@ class Completion:
     finish_reason: str
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     num_cached_tokens: int = field(default=0, compare=False)
+    timing: ChoiceTiming | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +219,7 @@ def _join(events: Sequence[ChoiceEvent]) -> Completion:
         finish_reason=last.finish_reason,
         prompt_logprobs=tuple(itertools.chain.from_iterable(event.prompt_logprobs or () for event in events)),
         num_cached_tokens=last.timing.num_cached_tokens if last.timing else 0,
+        timing=last.timing,
     )
 
 
