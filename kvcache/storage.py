@@ -14,6 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+# How the planes' names begin: the model that is served, and the one that drafts for it.
+TARGET_PLANES = "target"
+DRAFT_PLANES = "draft"
+
 
 @dataclass(frozen=True, slots=True)
 class PlaneSpec:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from kvcache.storage import KVStorage, PlaneSpec
+from kvcache.storage import TARGET_PLANES, KVStorage, PlaneSpec
 from model.batch import PackedBatch
 from model.fused_cpu import CpuStack
 from model.fused_spec import FusedSpec, UnsupportedModel, supports, unsupported_reason
@@ -41,12 +41,13 @@ class Stack(Protocol):
 
 
 class FusedExecutor:
-    """Implements model.interface.Executor."""
+    """Implements model.interface.Executor. Its planes are named ``{plane_prefix}.{layer}.k`` and ``.v``."""
 
-    def __init__(self, spec: FusedSpec, stack: Stack, info: ModelInfo) -> None:
+    def __init__(self, spec: FusedSpec, stack: Stack, info: ModelInfo, *, plane_prefix: str = TARGET_PLANES) -> None:
         self.spec = spec
         self._stack = stack
         self._info = info
+        self._plane_prefix = plane_prefix
         self._planes: list[Tensor] | None = None
 
     @classmethod
@@ -59,6 +60,7 @@ class FusedExecutor:
         device: str = "cpu",
         num_threads: int | None = None,
         kernels: KernelsChoice | None = None,
+        plane_prefix: str = TARGET_PLANES,
     ) -> FusedExecutor:
         """Build from a state dict (or a Hugging Face model) and its config.
 
@@ -77,8 +79,8 @@ class FusedExecutor:
             else:
                 _log.info("no compiled kernels (%s): the fused executor runs on torch", reason)
         if stack is None:
-            return TiledFusedExecutor(spec, TorchStack(spec, weights, device=device), info)
-        return cls(spec, stack, info)
+            return TiledFusedExecutor(spec, TorchStack(spec, weights, device=device), info, plane_prefix=plane_prefix)
+        return cls(spec, stack, info, plane_prefix=plane_prefix)
 
     @property
     def info(self) -> ModelInfo:
@@ -93,7 +95,9 @@ class FusedExecutor:
         shape = (self.spec.num_kv_heads, self.spec.head_dim)
         dtype = torch.bfloat16 if self._info.dtype == "bfloat16" else torch.float32
         return tuple(
-            PlaneSpec(f"target.{layer}.{part}", shape, dtype) for layer in range(self.spec.num_layers) for part in "kv"
+            PlaneSpec(f"{self._plane_prefix}.{layer}.{part}", shape, dtype)
+            for layer in range(self.spec.num_layers)
+            for part in "kv"
         )
 
     def bind(self, storage: KVStorage) -> None:
@@ -117,8 +121,10 @@ class FusedExecutor:
 class TiledFusedExecutor(FusedExecutor):
     """On torch operations: implements model.interface.TiledExecutor."""
 
-    def __init__(self, spec: FusedSpec, stack: TorchStack, info: ModelInfo) -> None:
-        super().__init__(spec, stack, info)
+    def __init__(
+        self, spec: FusedSpec, stack: TorchStack, info: ModelInfo, *, plane_prefix: str = TARGET_PLANES
+    ) -> None:
+        super().__init__(spec, stack, info, plane_prefix=plane_prefix)
         self._torch = stack
 
     @property

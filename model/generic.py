@@ -49,7 +49,7 @@ class _LayerState:
 
     def __init__(self, executor: GenericExecutor, index: int) -> None:
         self._executor = executor
-        self._names = (f"target.{index}.k", f"target.{index}.v")
+        self._names = tuple(plane.name for plane in executor.structure.planes[2 * index : 2 * index + 2])
 
     def attend(self, module: nn.Module, call: AttentionCall) -> Tensor:
         storage, rows = self._executor.storage, self._executor.rows

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
+from kvcache.storage import TARGET_PLANES
 from model.attach import ATTENTION_NAME, register
 from model.checks_cache import ChecksCache, digest
 from model.environment import environment
@@ -85,6 +86,7 @@ def load_model(
     max_batched_tokens: int = 512,
     name: str | None = None,
     home: Path | None = None,
+    plane_prefix: str = TARGET_PLANES,
 ) -> LoadedModel:
     """Load the checkpoint folder ``path`` (safetensors, config.json, tokenizer files), check it and measure it.
 
@@ -93,7 +95,8 @@ def load_model(
     as on a machine that cannot build or run them; its sampler must do the same (``LoadedModel.kernels``);
     None leaves it to the environment variable TRUEDRAFT_KERNELS. ``num_threads`` sets the process's torch threads.
     ``max_batched_tokens`` is the largest batch that the exactness probe covers. Results of the checks are kept under
-    ``home`` (default: TRUEDRAFT_HOME). Raises ModelError, one line, for whatever cannot be served.
+    ``home`` (default: TRUEDRAFT_HOME). ``plane_prefix`` begins the names of its KV planes. Raises ModelError, one line,
+    for whatever cannot be served.
     """
     if executor not in ("auto", "fused", "generic"):
         raise ModelError(f"executor must be auto, fused or generic, got {executor!r}")
@@ -104,7 +107,14 @@ def load_model(
         torch.set_num_threads(num_threads)
     with quiet_transformers():
         loading = _Loading(
-            path, dtype, device, chosen_kernels(kernels), max_batched_tokens, name or path.name, home or default_home()
+            path,
+            dtype,
+            device,
+            chosen_kernels(kernels),
+            max_batched_tokens,
+            name or path.name,
+            home or default_home(),
+            plane_prefix,
         )
         return loading.run(executor)
 
@@ -113,10 +123,19 @@ class _Loading:
     """One call of :func:`load_model`."""
 
     def __init__(
-        self, path: Path, dtype: str, device: str, kernels: KernelsChoice, budget: int, name: str, home: Path
+        self,
+        path: Path,
+        dtype: str,
+        device: str,
+        kernels: KernelsChoice,
+        budget: int,
+        name: str,
+        home: Path,
+        plane_prefix: str,
     ) -> None:
         register()
         self.path, self.device, self.kernels, self.budget, self.name = path, device, kernels, budget, name
+        self.plane_prefix = plane_prefix
         self.cache = ChecksCache(home / "checks")
         self.config = _read_config(path)
         check_config(self.config)
@@ -169,7 +188,14 @@ class _Loading:
         head = state.get("lm_head.weight", embeddings)
         info = self._info(int(head.shape[0]), int(embeddings.shape[0]))
         try:
-            fused = FusedExecutor.from_hf(state, self.config, info=info, device=self.device, kernels=self.kernels)
+            fused = FusedExecutor.from_hf(
+                state,
+                self.config,
+                info=info,
+                device=self.device,
+                kernels=self.kernels,
+                plane_prefix=self.plane_prefix,
+            )
         except ModelError as error:
             raise ModelError(f"{self.path} cannot be loaded: {error}") from error
         del state, embeddings, head
@@ -201,7 +227,7 @@ class _Loading:
     def _generic(self, *, with_kernels: bool = True) -> GenericExecutor:
         model = self._hf_model()
         try:
-            structure = examine(model)
+            structure = examine(model, self.plane_prefix)
         except ModelError:
             raise
         except Exception as error:  # whatever the model's own forward raises

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from kvcache.storage import TARGET_PLANES
 from model.kernels.load import KernelsChoice, find_kernels
 from model.loader import DTypeName, ExecutorName, LoadedModel, load_model
 from model.source import resolve_model
@@ -20,6 +21,7 @@ def open_model(
     kernels: KernelsChoice,
     num_threads: int | None,
     max_batched_tokens: int = 512,
+    plane_prefix: str = TARGET_PLANES,
 ) -> tuple[LoadedModel, Path]:
     """Find or fetch ``model``, build the kernels if this is the first time, load; returns it and its folder.
 
@@ -39,5 +41,6 @@ def open_model(
         num_threads=num_threads,
         max_batched_tokens=max_batched_tokens,
         name=source.name,
+        plane_prefix=plane_prefix,
     )
     return loaded, folder

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from kvcache.storage import PlaneSpec
+from kvcache.storage import TARGET_PLANES, PlaneSpec
 from model.attach import AttentionCall, attach, detach
 from model.errors import ModelError
 
@@ -23,7 +23,7 @@ class ModelStructure:
 
     layers: tuple[nn.Module, ...]
     attentions: tuple[nn.Module, ...]
-    planes: tuple[PlaneSpec, ...]  # target.0.k, target.0.v, target.1.k, ...
+    planes: tuple[PlaneSpec, ...]  # target.0.k, target.0.v, target.1.k, ...; a draft model's begin with "draft"
     head: nn.Module  # hidden state -> logits
     vocab_size: int  # width of a logits row
     keeps_logits: bool  # forward() takes logits_to_keep
@@ -40,9 +40,11 @@ class _Recorder:
         return call.value.repeat_interleave(call.query.shape[1] // call.value.shape[1], dim=1)
 
 
-def examine(model: PreTrainedModel) -> ModelStructure:
-    """Run one row through ``model`` and describe it. Raises ModelError unless each decoder layer calls the attention
-    function exactly once; leaves no state on the model."""
+def examine(model: PreTrainedModel, plane_prefix: str = TARGET_PLANES) -> ModelStructure:
+    """Run one row through ``model`` and describe it; its planes are named ``{plane_prefix}.{layer}.k`` and ``.v``.
+
+    Raises ModelError unless each decoder layer calls the attention function exactly once; leaves no state on the model.
+    """
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Module):
         raise ModelError(f"{type(model).__name__} has no output head, so it is not a language model")
@@ -61,8 +63,8 @@ def examine(model: PreTrainedModel) -> ModelStructure:
     attentions = _attention_of_each(layers, recorder)
     planes = []
     for i, (_, call) in enumerate(_in_layer_order(attentions, recorder)):
-        planes.append(PlaneSpec(f"target.{i}.k", tuple(call.key.shape[1:]), call.key.dtype))
-        planes.append(PlaneSpec(f"target.{i}.v", tuple(call.value.shape[1:]), call.value.dtype))
+        planes.append(PlaneSpec(f"{plane_prefix}.{i}.k", tuple(call.key.shape[1:]), call.key.dtype))
+        planes.append(PlaneSpec(f"{plane_prefix}.{i}.v", tuple(call.value.shape[1:]), call.value.dtype))
     return ModelStructure(
         layers=layers,
         attentions=attentions,
