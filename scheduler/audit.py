@@ -95,6 +95,7 @@ class AuditCase:
         request, params, timing = self.request, self.params, self.timing
         return (
             len(request.prompt_token_ids)
+            + len(request.prediction_token_ids)
             + (len(self.token_ids) + len(self.prompt_logprobs)) * per_position
             + sum(1 + len(word) for word in params.bad_words)
             + 2 * len(params.logit_bias)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from enum import Enum
 
 from scheduler.audit import Trail
+from scheduler.prediction import PredictionIndex, PredictionTally
 from scheduler.request import ChoiceTiming, EngineRequest, TextFilter
 from specdec.plan import SequenceOutput, TokenLogprobs
 from specdec.sequence import Sequence
@@ -24,7 +26,17 @@ class RequestGroup:
     if the one that went first ends before that, the next goes first.
     """
 
-    __slots__ = ("arrival", "choices", "held", "num_open", "prompt_counted", "ready", "request", "started")
+    __slots__ = (
+        "arrival",
+        "choices",
+        "held",
+        "num_open",
+        "prediction",
+        "prompt_counted",
+        "ready",
+        "request",
+        "started",
+    )
 
     def __init__(self, request: EngineRequest, arrival: int) -> None:
         self.request = request
@@ -35,6 +47,7 @@ class RequestGroup:
         self.ready = False
         self.started = False  # some choice has run
         self.prompt_counted = False
+        self.prediction: PredictionIndex | None = None  # made with the first output, if the request has a prediction
 
 
 class Choice:
@@ -56,6 +69,7 @@ class Choice:
         "num_committed",
         "num_drafted",
         "num_preemptions",
+        "prediction",
         "prompt_logprobs",
         "rank",
         "sequence",
@@ -87,6 +101,7 @@ class Choice:
         self._accepted_histogram = [0] * (max_drafts + 1)
         self._per_step_drafted: list[int] = []
         self._per_step_accepted: list[int] = []
+        self.prediction: PredictionTally | None = None
         self.trail: Trail | None = None  # kept only for a choice that will be audited
         # Prompt tokens 1.., collected over the chunks; None: not asked for, or handed over already.
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
@@ -133,6 +148,17 @@ class Choice:
         self._per_step_drafted.append(drafted)
         self._per_step_accepted.append(accepted)
 
+    def count_predicted(self, token_ids: Seq[int], accepted: int) -> None:
+        """Note committed tokens of which the first ``accepted`` were drafts."""
+        request = self.group.request
+        if not request.prediction_token_ids:
+            return
+        if self.prediction is None:
+            if self.group.prediction is None:
+                self.group.prediction = PredictionIndex(request.prompt_token_ids[-1], request.prediction_token_ids)
+            self.prediction = PredictionTally(self.group.prediction)
+        self.prediction.take(token_ids, accepted)
+
     def timing(self, now: float) -> ChoiceTiming:
         """What never happened (it was aborted before) gets the time ``now``."""
         return ChoiceTiming(
@@ -148,6 +174,7 @@ class Choice:
             num_drafted=self.num_drafted,
             num_accepted=self.num_accepted,
             acceptance_histogram=tuple(self._accepted_histogram),
+            num_accepted_prediction=0 if self.prediction is None else self.prediction.num_accepted,
             per_step_drafted=tuple(self._per_step_drafted),
             per_step_accepted=tuple(self._per_step_accepted),
         )

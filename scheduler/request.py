@@ -57,6 +57,7 @@ class EngineRequest:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     read_prefix_cache: bool = True  # False for echo with logprobs and prompt_logprobs
+    prediction_token_ids: tuple[int, ...] = ()  # what the outputs should be like: a hint for drafters, no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,5 +97,6 @@ class ChoiceTiming:
     num_drafted: int = 0
     num_accepted: int = 0
     acceptance_histogram: tuple[int, ...] = ()  # [i]: spec steps that accepted i drafts; k + 1 entries
+    num_accepted_prediction: int = 0  # predicted tokens that came as accepted drafts, see scheduler.prediction
     per_step_drafted: tuple[int, ...] = field(default=())
     per_step_accepted: tuple[int, ...] = field(default=())

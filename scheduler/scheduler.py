@@ -139,9 +139,9 @@ class Scheduler:
         for spec in request.choices:
             k = spec.params.num_speculative_tokens
             max_drafts = self.config.num_speculative_tokens if k is None else min(k, self.config.num_speculative_tokens)
-            sequence = Sequence(
-                next(self._seq_ids), list(request.prompt_token_ids), spec.params, self._manager.new_table(salt)
-            )
+            prompt, prediction = list(request.prompt_token_ids), request.prediction_token_ids
+            table = self._manager.new_table(salt)
+            sequence = Sequence(next(self._seq_ids), prompt, spec.params, table, prediction_token_ids=prediction)
             text_filter = self._text_filters(request, spec.index)
             choice = Choice(group, spec.index, sequence, text_filter, max_drafts)
             if self._audits is not None and self._audits.chosen(request.request_id, spec.index):
@@ -377,6 +377,7 @@ class Scheduler:
         if output.num_drafted:
             choice.count_drafts(output.num_drafted, accepted)
         if kept:
+            choice.count_predicted(output.token_ids[:kept], accepted)
             gap = choice.count_tokens(kept, now)
             if gap is None:
                 tally.first_token_seconds.append(now - choice.group.request.arrival_time)

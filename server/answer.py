@@ -124,7 +124,10 @@ def choose_best(choices: dict[int, ChoiceAnswer], num_sampled: int, n: int) -> l
 
 
 def usage(resolved: ResolvedCompletion, choices: dict[int, ChoiceAnswer]) -> dict[str, Any]:
-    """Each prompt counts once; every computed output token counts, also those of choices that best_of left out."""
+    """Each prompt counts once; every computed output token counts, also those of choices that best_of left out.
+
+    A prediction counts for each choice that has ended, and in no other number.
+    """
     prompt_tokens = sum(len(prompt.token_ids) for prompt in resolved.prompts)
     completion_tokens = sum(choice.num_tokens for choice in choices.values())
     cached = 0
@@ -132,16 +135,24 @@ def usage(resolved: ResolvedCompletion, choices: dict[int, ChoiceAnswer]) -> dic
         timings = [choices[start + j].timing for j in range(resolved.num_sampled)]
         # Later choices share the blocks of the first one: what that one had not is not cached.
         cached += min((timing.num_cached_tokens for timing in timings if timing is not None), default=0)
-    return {
+    counts: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
+    if resolved.num_predicted is not None:
+        ended = [choice.timing for choice in choices.values() if choice.timing is not None]
+        accepted = sum(timing.num_accepted_prediction for timing in ended)
+        counts["completion_tokens_details"] = {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": len(ended) * resolved.num_predicted - accepted,
+        }
+    return counts
 
 
-def request_metrics(choices: dict[int, ChoiceAnswer]) -> dict[str, Any] | None:
-    """The ``metrics`` object; null for several choices."""
+def request_metrics(choices: dict[int, ChoiceAnswer], per_step: bool = False) -> dict[str, Any] | None:
+    """The ``metrics`` object; null for several choices. ``per_step``: with the numbers of every speculative step."""
     if len(choices) != 1:
         return None
     timing = next(iter(choices.values())).timing
@@ -156,25 +167,26 @@ def request_metrics(choices: dict[int, ChoiceAnswer]) -> dict[str, Any] | None:
         "queue_time_ms": _ms(timing.first_scheduled_time - timing.arrival_time),
         "mean_itl_ms": _ms(decode / gaps) if gaps > 0 else None,
         "tokens_per_second": round(timing.num_output_tokens / generation, 3) if generation > 0 else None,
-        "speculative_decoding": _speculation(timing),
+        "speculative_decoding": _speculation(timing, per_step),
     }
 
 
-def _speculation(timing: ChoiceTiming) -> dict[str, Any] | None:
+def _speculation(timing: ChoiceTiming, per_step: bool) -> dict[str, Any] | None:
     num_spec_tokens = len(timing.acceptance_histogram) - 1
     if num_spec_tokens < 1:
         return None  # off for this request
     steps, accepted, drafted = timing.num_spec_steps, timing.num_accepted, timing.num_drafted
     return {
-        "mean_acceptance_length": round(1 + accepted / steps, 6) if steps else None,
-        "draft_acceptance_rate": round(accepted / drafted, 6) if drafted else None,
+        # Numbers also where nothing was drafted: AIPerf drops a report with a null here.
+        "mean_acceptance_length": round(1 + accepted / steps, 6) if steps else 1.0,
+        "draft_acceptance_rate": round(accepted / drafted, 6) if drafted else 0.0,
         "acceptance_histogram": list(timing.acceptance_histogram),
         "num_spec_steps": steps,
         "num_accepted_draft_tokens": accepted,
         "num_draft_tokens": drafted,
         "num_spec_tokens": num_spec_tokens,
-        "per_step_accepted": None,
-        "per_step_drafted": None,
+        "per_step_accepted": list(timing.per_step_accepted) if per_step else None,
+        "per_step_drafted": list(timing.per_step_drafted) if per_step else None,
     }
 
 

@@ -83,7 +83,7 @@ class Completion:
             **self._head,
             "choices": choose_best(self._choices, self._resolved.num_sampled, self._request.n),
             "usage": usage(self._resolved, self._choices),
-            "metrics": request_metrics(self._choices),
+            "metrics": request_metrics(self._choices, self._request.return_token_ids),
         }
 
     async def _take(self, event: ChoiceEvent, *, keep: bool) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class Completion:
                         **self._head,
                         "choices": [],
                         "usage": usage(self._resolved, self._choices),
-                        "metrics": request_metrics(self._choices),
+                        "metrics": request_metrics(self._choices, self._request.return_token_ids),
                     }
                 )
         except APIError as error:

@@ -68,6 +68,7 @@ class ResolvedCompletion:
     num_sampled: int  # choices computed for each prompt: n, or best_of
     prompts: tuple[ResolvedPrompt, ...]
     engine_requests: tuple[EngineRequest, ...]  # one for each prompt
+    num_predicted: int | None = None  # tokens of the prediction; None without one
 
 
 def check_limits(request: CompletionRequest, facts: ModelFacts, settings: Settings) -> None:
@@ -178,6 +179,7 @@ async def resolve(
     )
     for prompt in prompts:
         _check_fit(len(prompt.token_ids), request.max_tokens, facts)
+    prediction = await _prediction(request, tokenizer, facts)
     bad_words = await _bad_words(request.bad_words, tokenizer)
     _check_something_is_allowed(request, bad_words, facts)
     seed = secrets.randbelow(MAX_RANDOM_SEED) if request.seed is None else request.seed
@@ -199,10 +201,12 @@ async def resolve(
             skip_special_tokens=request.skip_special_tokens,
             # The rows that a cached prefix skips are the ones whose logprobs are wanted.
             read_prefix_cache=request.prompt_logprobs is None and not (request.echo and request.logprobs is not None),
+            prediction_token_ids=prediction,
         )
         for i, prompt in enumerate(prompts)
     )
-    return ResolvedCompletion(seed, num_sampled, prompts, engine_requests)
+    num_predicted = None if request.prediction is None else len(prediction)
+    return ResolvedCompletion(seed, num_sampled, prompts, engine_requests, num_predicted)
 
 
 def _check_lengths(texts: Sequence[str], max_tokens: int, tokenizer: Tokenizer, facts: ModelFacts) -> None:
@@ -215,6 +219,24 @@ def _check_lengths(texts: Sequence[str], max_tokens: int, tokenizer: Tokenizer, 
                 f"a text of {len(text)} characters (at least {fewest} tokens) and max_tokens {max_tokens}",
                 facts,
             )
+
+
+async def _prediction(request: CompletionRequest, tokenizer: Tokenizer, facts: ModelFacts) -> tuple[int, ...]:
+    """Its ids as they would follow a prompt. One that no answer could hold is refused, before it is tokenized if its
+    length shows that."""
+    if request.prediction is None or not request.prediction.content:
+        return ()
+    text = request.prediction.content
+    count, at_least = tokenizer.fewest_tokens(text), "at least "
+    if count <= facts.max_model_len:
+        (ids,) = await _encode([text], False, tokenizer)
+        count, at_least = len(ids), ""
+    if count > facts.max_model_len:
+        raise bad_request(
+            f"prediction has {at_least}{count} tokens, more than this model's context of {facts.max_model_len}",
+            "prediction",
+        )
+    return tuple(ids)
 
 
 async def _encode(texts: Sequence[str], add_special_tokens: bool, tokenizer: Tokenizer) -> list[list[int]]:

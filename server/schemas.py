@@ -20,6 +20,7 @@ MAX_STRING = 4096  # in stop and the inert strings
 MAX_BAD_WORDS = 256  # each is looked for at every position
 MAX_BAD_WORD = 256  # characters
 MAX_MEMBERS = 16  # in an object other than logit_bias
+MAX_PARTS = 1024  # of a prediction
 INT32_MAX = 2**31 - 1
 
 Prompt = str | list[int]  # text or token ids
@@ -114,6 +115,33 @@ def _check_logit_bias(value: object) -> object:
     return tuple(sorted(bias.items()))
 
 
+def _check_content(value: object) -> object:
+    """A text, or a list of text parts as OpenAI's clients send them; becomes one text."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise ValueError("must be a string or a list of text parts")
+    if not value:
+        raise ValueError("must not be an empty list")
+    if len(value) > MAX_PARTS:
+        raise ValueError(f"holds {len(value)} parts; at most {MAX_PARTS} are allowed")
+    texts: list[str] = []
+    for i, part in enumerate(value):
+        if not isinstance(part, dict) or set(part) != {"type", "text"}:
+            raise ValueError(f'must hold objects of "type" and "text"; part {i} is {_members(part)}')
+        if part["type"] != "text" or not isinstance(part["text"], str):
+            wrong = "type" if part["type"] != "text" else "text"
+            raise ValueError(f"must hold text parts; part {i} has the {wrong} {shorten(part[wrong])}")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _members(value: object) -> str:
+    if not isinstance(value, dict):
+        return shorten(value)
+    return f"an object of {', '.join(shorten(name) for name in list(value)[:4]) or 'nothing'}"
+
+
 # Plain: what is checked here in full, pydantic need not go through again, holding up all other threads.
 _STRINGS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 _ID_LIST = {"type": "array", "items": {"type": "integer"}}
@@ -140,6 +168,17 @@ _Stop = Annotated[tuple[str, ...], PlainValidator(_check_stop), WithJsonSchema(_
 _BadWords = Annotated[tuple[str, ...], PlainValidator(_check_bad_words), WithJsonSchema(_STRINGS)]
 _Ids = Annotated[tuple[int, ...], PlainValidator(_check_ids), WithJsonSchema(_ID_LIST)]
 _StopIds = Annotated[tuple[int, ...], PlainValidator(_check_stop_ids), WithJsonSchema(_ID_LIST)]
+_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+    "additionalProperties": False,
+}
+_Content = Annotated[
+    str,
+    PlainValidator(_check_content),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _PART, "minItems": 1}]}),
+]
 _Inert = Annotated[str, Field(max_length=MAX_STRING)]
 
 
@@ -158,6 +197,13 @@ class Speculation(_Strict):
 
     num_speculative_tokens: int | None = Field(None, ge=0, le=INT32_MAX)
     drafter: str | None = Field(None, min_length=1, max_length=64)
+
+
+class Prediction(_Strict):
+    """OpenAI's predicted output: what much of the answer should be like. It changes the speed, never the output."""
+
+    type: Literal["content"]
+    content: _Content
 
 
 class CompletionRequest(_Strict):
@@ -199,6 +245,7 @@ class CompletionRequest(_Strict):
     priority: int = Field(0, ge=-INT32_MAX, le=INT32_MAX)
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
     speculation: Speculation | None = None
+    prediction: Prediction | None = None
 
     # Known and inert.
     user: _Inert | None = None
@@ -211,7 +258,7 @@ class CompletionRequest(_Strict):
 
 
 # Part of the contract, refused until they can be honoured.
-NOT_SUPPORTED = ("suffix", "response_format", "structured_outputs", "prediction")
+NOT_SUPPORTED = ("suffix", "response_format", "structured_outputs")
 
 
 def parse_completion(body: Mapping[str, Any]) -> CompletionRequest:
@@ -222,7 +269,7 @@ def parse_completion(body: Mapping[str, Any]) -> CompletionRequest:
                 raise bad_request(f"{name} is not supported yet", name, "unsupported_parameter")
         elif name not in CompletionRequest.model_fields:
             raise bad_request(f"unknown parameter: {shorten(name)}", name[:64], "unknown_parameter")
-    for name in ("metadata", "stream_options", "speculation"):
+    for name in ("metadata", "stream_options", "speculation", "prediction"):
         value = body.get(name)
         if isinstance(value, dict) and len(value) > MAX_MEMBERS:  # before pydantic writes an error for each
             raise bad_request(f"{name} has {len(value)} members; at most {MAX_MEMBERS} are allowed", name)
@@ -240,7 +287,7 @@ def _as_bad_request(exc: ValidationError) -> APIError:
     """The first error, with the value in the message and a dotted name in ``param``."""
     error = exc.errors(include_url=False)[0]
     top = str(error["loc"][0])
-    nested = error["loc"][1:2] if top in ("stream_options", "speculation", "metadata") else ()
+    nested = error["loc"][1:2] if top in ("stream_options", "speculation", "metadata", "prediction") else ()
     param = ".".join([top, *(str(part)[:64] for part in nested)])
     if error["type"] == "missing":
         return bad_request(f"{param} is required", param, "missing_required_parameter")

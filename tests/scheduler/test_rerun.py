@@ -182,6 +182,7 @@ GROWN: dict[str, Callable[[AuditCase], AuditCase]] = {
         for name, value in {
             "request_id": "r" * 300,
             "prompt_token_ids": (1,) * 300,
+            "prediction_token_ids": (1,) * 300,
             "cache_salt": "s" * 300,
             "stop": ("a" * 200, "b" * 100),
         }.items()

@@ -81,6 +81,29 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"speculation": {"drafter": "oracle"}}, "speculation.drafter"),
     ({"speculation": {"k": 1}}, "speculation.k"),
     ({"speculation": 3}, "speculation"),
+    *(({"prediction": v}, "prediction") for v in ("x", 3, [], [{"type": "content", "content": "a"}])),
+    ({"prediction": {"content": "a"}}, "prediction.type"),
+    ({"prediction": {"type": "content"}}, "prediction.content"),
+    *(({"prediction": {"type": v, "content": "a"}}, "prediction.type") for v in ("text", None, 1)),
+    ({"prediction": {"type": "content", "content": "a", "role": "x"}}, "prediction.role"),
+    ({"prediction": {str(i): 1 for i in range(17)}}, "prediction"),
+    *(
+        ({"prediction": {"type": "content", "content": v}}, "prediction.content")
+        for v in (
+            None,
+            3,
+            [],
+            ["a"],
+            {"type": "text", "text": "a"},
+            [{"type": "text"}],
+            [{"text": "a"}],
+            [{"type": "text", "text": 1}],
+            [{"type": "text", "text": None}],
+            [{"type": "image_url", "text": "a"}],
+            [{"type": "text", "text": "a"}, {"type": "text", "text": "a", "id": 1}],
+            [{"type": "text", "text": "a"}] * 1025,
+        )
+    ),
     *(({"truncate_prompt_tokens": v}, "truncate_prompt_tokens") for v in (-2, "3")),
     *(({"priority": v}, "priority") for v in (2**40, 1.5)),
     *(({"cache_salt": v}, "cache_salt") for v in ("", 3)),
@@ -90,7 +113,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"metadata": {str(i): "x" for i in range(17)}}, "metadata"),
     ({"user": 3}, "user"),
     ({"include_obfuscation": True}, "include_obfuscation"),
-    *(({name: "x"}, name) for name in ("suffix", "response_format", "structured_outputs", "prediction")),
+    *(({name: "x"}, name) for name in ("suffix", "response_format", "structured_outputs")),
     *(({name: None}, name) for name in ("nonsense", "messages", "use_beam_search")),
 ]
 

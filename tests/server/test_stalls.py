@@ -42,6 +42,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str | None]] = {
     "much metadata": ({"metadata": {str(i): 1 for i in range(SIZE // 12)}}, "metadata"),
     "many options": ({"stream_options": {str(i): 1 for i in range(SIZE // 12)}}, "stream_options"),
     "much speculation": ({"speculation": {str(i): 1 for i in range(SIZE // 12)}}, "speculation"),
+    "a long prediction": (
+        {"prediction": {"type": "content", "content": "hello world, how are you? " * (SIZE // 26)}},
+        "prediction",
+    ),
+    "many parts": (
+        {"prediction": {"type": "content", "content": [{"type": "text", "text": "a"}] * 60_000}},
+        "prediction.content",
+    ),
+    "much prediction": ({"prediction": {str(i): 1 for i in range(SIZE // 12)}}, "prediction"),
     "many objects": ({"metadata": {"a": [{}] * (SIZE // 4)}}, None),
 }
 
