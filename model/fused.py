@@ -7,7 +7,7 @@ in fixed tiles (:mod:`model.fused_torch`) for any device and for machines withou
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 from kvcache.storage import TARGET_PLANES, KVStorage, PlaneSpec
 from model.batch import PackedBatch
+from model.exits import check_depth, head_ids
 from model.fused_cpu import CpuStack
 from model.fused_spec import FusedSpec, UnsupportedModel, supports, unsupported_reason
 from model.fused_torch import TorchStack
 from model.fused_weights import collect_weights
-from model.interface import ForwardOutput, ModelInfo
+from model.interface import ForwardOutput, ModelInfo, ReducedHead
 from model.kernels import KernelsChoice, find_kernels
 
 __all__ = ["FusedExecutor", "FusedSpec", "UnsupportedModel", "supports", "unsupported_reason"]
@@ -33,11 +34,23 @@ class Stack(Protocol):
     @property
     def name(self) -> str: ...
 
-    def run(self, batch: PackedBatch, planes: list[Tensor], *, capture: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    def run(
+        self,
+        batch: PackedBatch,
+        planes: list[Tensor],
+        *,
+        capture: bool,
+        num_layers: int | None = None,
+        head: ReducedHead | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Logits ``[R, V]`` float32 on the CPU, final hidden states ``[R, H]``, layer outputs ``[L, T, H]``.
 
-        ``planes`` are K and V of layer 0, then of layer 1, and so on; the rows' slots are written.
+        ``planes`` are K and V of layer 0, then of layer 1, and so on; the rows' slots are written. Only the first
+        ``num_layers`` layers run, if given.
         """
+
+    def reduced_head(self, token_ids: Tensor) -> Any:
+        """What a ReducedHead for ``token_ids`` ``[n]`` holds."""
 
 
 class FusedExecutor:
@@ -110,12 +123,32 @@ class FusedExecutor:
         self._planes = planes
 
     @torch.inference_mode()
-    def forward(self, batch: PackedBatch, *, capture_layers: bool = False) -> ForwardOutput:
+    def forward(
+        self,
+        batch: PackedBatch,
+        *,
+        capture_layers: bool = False,
+        num_layers: int | None = None,
+        head: ReducedHead | None = None,
+    ) -> ForwardOutput:
         """Raises RuntimeError for ids, positions, slots or blocks outside of the model or the storage."""
         if self._planes is None:
             raise RuntimeError("bind a storage before the first forward")
-        logits, hidden, layers = self._stack.run(batch, self._planes, capture=capture_layers)
+        if num_layers is not None:
+            check_depth(num_layers, self._info)
+        logits, hidden, layers = self._stack.run(
+            batch, self._planes, capture=capture_layers, num_layers=num_layers, head=head
+        )
         return ForwardOutput(logits=logits, hidden=hidden, layers=layers)
+
+    def check_exit(self, num_layers: int) -> None:
+        """The layers are ours: any number of them can run."""
+        check_depth(num_layers, self._info)
+
+    @torch.inference_mode()
+    def reduce_head(self, token_ids: Sequence[int]) -> ReducedHead:
+        ids = head_ids(token_ids, self._info.vocab_size)
+        return ReducedHead(ids, self._stack.reduced_head(ids))
 
 
 class TiledFusedExecutor(FusedExecutor):

@@ -9,8 +9,9 @@ from model.batch import PackedBatch
 from model.fused_rope import RopeTable
 from model.fused_spec import FusedSpec
 from model.fused_weights import DecoderWeights, LayerWeights
+from model.interface import ReducedHead
 from model.kernels import Kernels
-from model.kernels.ops import PackedWeight, block_tensors, gated_columns, packed_elements
+from model.kernels.ops import LAYER_TENSORS, PackedWeight, block_tensors, gated_columns, packed_elements
 
 
 class CpuStack:
@@ -31,11 +32,21 @@ class CpuStack:
         self._layers: list[Tensor] = []
         for layer in weights.layers:
             self._layers += self._layer_tensors(layer)
-        self._head = self._pack(weights.head).data
+        self._head = self._pack(weights.head)
 
-    def run(self, batch: PackedBatch, planes: list[Tensor], *, capture: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    def run(
+        self,
+        batch: PackedBatch,
+        planes: list[Tensor],
+        *,
+        capture: bool,
+        num_layers: int | None = None,
+        head: ReducedHead | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Logits ``[R, V]`` float32, final hidden states ``[R, H]``, layer outputs ``[L, T, H]`` if captured."""
         spec = self._spec
+        depth = spec.num_layers if num_layers is None else num_layers
+        weight: PackedWeight = self._head if head is None else head.weight
         cosine, sine = self._rope.upto(int(batch.positions.max()))
         logits, hidden, layers = self._kernels.decoder_stack(
             batch.input_ids,
@@ -46,22 +57,26 @@ class CpuStack:
             batch.logits_rows,
             batch.block_size,
             self._embedding,
-            self._layers,
+            self._layers[: depth * LAYER_TENSORS],
             self._final_norm,
-            self._head,
+            weight.data,
             cosine,
             sine,
-            planes,
-            spec.windows,
+            planes[: 2 * depth],
+            spec.windows[:depth],
             spec.num_heads,
             spec.intermediate_size,
-            spec.vocab_size,
+            weight.columns,
             spec.eps,
             spec.scale,
             torch.get_num_threads() if self._threads is None else self._threads,
             capture,
         )
         return logits, hidden, layers if capture else None
+
+    def reduced_head(self, token_ids: Tensor) -> PackedWeight:
+        """Of ``token_ids`` ``[n]`` alone."""
+        return self._kernels.select(self._head, token_ids)
 
     def _layer_tensors(self, layer: LayerWeights) -> list[Tensor]:
         """In the order in which decoder_stack reads them."""

@@ -17,7 +17,8 @@ from model.fused_rope import RopeTable
 from model.fused_spec import FusedSpec
 from model.fused_weights import DecoderWeights, LayerWeights
 from model.generic import BASE_TILE, plan_tiles
-from model.wide_head import float_logits, head_slices
+from model.interface import ReducedHead
+from model.wide_head import HeadColumns, float_logits, head_slices, select_columns
 
 
 class TorchStack:
@@ -37,23 +38,34 @@ class TorchStack:
     def name(self) -> str:
         return "torch" if self._device.type == "cpu" else f"torch-{self._device.type}"
 
-    def run(self, batch: PackedBatch, planes: list[Tensor], *, capture: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    def run(
+        self,
+        batch: PackedBatch,
+        planes: list[Tensor],
+        *,
+        capture: bool,
+        num_layers: int | None = None,
+        head: ReducedHead | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        slices: list[Tensor] = self._head_slices if head is None else head.weight.slices
+        decoder = self._layers[:num_layers]
         logits: list[Tensor] = []
         hidden: list[Tensor] = []
         layers: list[Tensor] = []
         for first, count, size in plan_tiles(batch.num_rows, self.tile_classes):
             last = first + count
-            rows, outputs = self._run_tile(batch, first, last, size, planes)
+            rows, outputs = self._run_tile(batch, first, last, size, decoder, planes)
             wanted = batch.logits_rows[(batch.logits_rows >= first) & (batch.logits_rows < last)] - first
             for part in wanted.split(BASE_TILE):
                 picked = torch.zeros(BASE_TILE, dtype=torch.int64)
                 picked[: len(part)] = part
                 final = _norm(rows[picked.to(self._device)], self._final_norm, self._spec.eps).to(self._embedding.dtype)
                 hidden.append(final[: len(part)])
-                logits.append(self._logits(final)[: len(part)].cpu())
+                # Float32 from float32 products: rounding logits to bfloat16 makes exact ties common.
+                logits.append(float_logits(final.float(), slices)[: len(part)].cpu())
             if capture:
                 layers.append(torch.stack(outputs)[:, : last - first].cpu())
-        none = torch.empty((0, self._spec.vocab_size), dtype=torch.float32)
+        none = torch.empty((0, sum(map(len, slices))), dtype=torch.float32)
         no_hidden = torch.empty((0, self._spec.hidden_size), dtype=self._embedding.dtype)
         return (
             torch.cat(logits) if logits else none,
@@ -61,10 +73,14 @@ class TorchStack:
             torch.cat(layers, dim=1) if capture else None,
         )
 
+    def reduced_head(self, token_ids: Tensor) -> HeadColumns:
+        """Of ``token_ids`` ``[n]`` alone."""
+        return select_columns(self._head_slices, None, token_ids)
+
     def _run_tile(
-        self, batch: PackedBatch, first: int, last: int, size: int, planes: list[Tensor]
+        self, batch: PackedBatch, first: int, last: int, size: int, layers: list[_Layer], planes: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        """Residual stream ``[size, H]`` float32 of rows ``[first, last)`` and what each layer left of it."""
+        """Residual stream ``[size, H]`` float32 of rows ``[first, last)`` and what each of ``layers`` left of it."""
         spec, count = self._spec, last - first
         input_ids = torch.zeros(size, dtype=torch.int64)
         positions = torch.zeros(size, dtype=torch.int64)
@@ -77,7 +93,7 @@ class TorchStack:
         tile = AttentionTile(size, tile_sequences(batch, first, last), batch.block_size, self._device)
         x = self._embedding[input_ids.to(self._device)].float()
         outputs = []
-        for i, layer in enumerate(self._layers):
+        for i, layer in enumerate(layers):
             k_plane, v_plane = planes[2 * i], planes[2 * i + 1]
             normed = _norm(x, layer.attention_norm, spec.eps).to(self._embedding.dtype)
             q = self._heads(F.linear(normed, layer.q, layer.q_bias), layer.q_norm)
@@ -98,10 +114,6 @@ class TorchStack:
     def _heads(self, x: Tensor, norm: Tensor | None) -> Tensor:
         heads = x.float().view(len(x), -1, self._spec.head_dim)
         return heads if norm is None else _norm(heads, norm, self._spec.eps)
-
-    def _logits(self, rows: Tensor) -> Tensor:
-        """Float32 from float32 products: rounding logits to bfloat16 makes exact ties common."""
-        return float_logits(rows.float(), self._head_slices)
 
 
 class _Layer:

@@ -24,12 +24,14 @@ from transformers import PreTrainedModel
 from kvcache.storage import KVStorage, PlaneSpec
 from model.attach import ATTENTION_NAME, AttentionCall, attach
 from model.attention import AttentionTile, paged_attention, tile_sequences
-from model.batch import PackedBatch
+from model.batch import PackedBatch, RowSpan
+from model.errors import ModelError
+from model.exits import check_depth, head_ids
 from model.experts import EXPERT_TILE, tile_experts, untile_experts
-from model.interface import ForwardOutput, ModelInfo
+from model.interface import ForwardOutput, ModelInfo, ReducedHead
 from model.kernels import INSTRUCTION_SET, Kernels
 from model.structure import ModelStructure
-from model.wide_head import WideHead
+from model.wide_head import WideHead, select_columns
 
 BASE_TILE = 16
 TILE_CLASSES = (BASE_TILE, 64, 256)
@@ -93,6 +95,7 @@ class GenericExecutor:
         self._rows: _Rows | None = None
         self._layers: list[Tensor] | None = None  # outputs of the decoder layers, while they are wanted
         self._head_input: Tensor | None = None
+        self._layers_run = 0  # of the tile
         for i, module in enumerate(self.structure.attentions):
             attach(module, _LayerState(self, i))
         for layer in self.structure.layers:
@@ -155,8 +158,89 @@ class GenericExecutor:
             if self._wide_head is not None:
                 self._wide_head.plain = False
 
+    @contextmanager
+    def _stopped(self, num_layers: int | None) -> Iterator[None]:
+        """Inside, the model has its first ``num_layers`` layers only."""
+        # Not by config.num_hidden_layers: many models (gpt2, opt, stablelm, gpt_oss) run through their list unasked.
+        stack = self.structure.stack
+        modules = stack._modules
+        stack._modules = dict(list(modules.items())[:num_layers])
+        try:
+            yield
+        finally:
+            stack._modules = modules
+
+    @contextmanager
+    def _with_head(self, reduced: ReducedHead | None) -> Iterator[None]:
+        """Inside, the head computes the columns of ``reduced`` alone."""
+        head = self.structure.head
+        if reduced is None:
+            yield
+        elif self._wide_head is not None:
+            self._wide_head.reduced = reduced.weight
+            try:
+                yield
+            finally:
+                self._wide_head.reduced = None
+        else:
+            object.__setattr__(head, "forward", reduced.weight.on_torch)
+            try:
+                yield
+            finally:
+                object.__delattr__(head, "forward")
+
+    def check_exit(self, num_layers: int) -> None:
+        """Runs one row through the layers, as far as that goes, and through all."""
+        check_depth(num_layers, self._info)
+        bound = self._storage
+        storage = KVStorage(self.planes, num_blocks=1, block_size=1, device=self._info.device)
+        batch = PackedBatch.build([RowSpan([0], 0, [0], 0)], block_size=1, scratch_block=storage.scratch_block)
+        self.bind(storage)
+        try:
+            whole = self.forward(batch, capture_layers=True).layers
+            cut = self.forward(batch, capture_layers=True, num_layers=num_layers).layers
+        except Exception as error:  # whatever a model's own code raises when layers are missing
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise ModelError(f"{self._info.model_type} cannot stop after {num_layers} layers ({reason})") from error
+        finally:
+            self._storage = bound
+        if whole is None or cut is None or not torch.equal(cut, whole[:num_layers]):
+            raise ModelError(
+                f"{self._info.model_type} cannot stop after {num_layers} layers: they compute something else than in "
+                "a whole forward"
+            )
+
     @torch.inference_mode()
-    def forward(self, batch: PackedBatch, *, capture_layers: bool = False) -> ForwardOutput:
+    def reduce_head(self, token_ids: Sequence[int]) -> ReducedHead:
+        ids = head_ids(token_ids, self._info.vocab_size)
+        head = self.structure.head
+        if not isinstance(head, nn.Linear):
+            kind = f"{self._info.model_type}'s head is a {type(head).__name__}"
+            raise ModelError(f"{kind}, so its logits cannot be computed for a part of the vocabulary")
+        if self._wide_head is not None:
+            return ReducedHead(ids, self._wide_head.select(ids))
+        return ReducedHead(ids, select_columns([head.weight.detach()], head.bias, ids))
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        batch: PackedBatch,
+        *,
+        capture_layers: bool = False,
+        num_layers: int | None = None,
+        head: ReducedHead | None = None,
+    ) -> ForwardOutput:
+        if num_layers is None and head is None:
+            return self._forward(batch, capture_layers)
+        depth = self._info.num_layers if num_layers is None else num_layers
+        check_depth(depth, self._info)
+        with self._stopped(depth), self._with_head(head):
+            output = self._forward(batch, capture_layers)
+            if self._layers_run != depth:
+                raise RuntimeError(f"{self._layers_run} layers ran, not the first {depth}")
+        return output
+
+    def _forward(self, batch: PackedBatch, capture_layers: bool) -> ForwardOutput:
         logits: list[Tensor] = []
         hidden: list[Tensor] = []
         layers: list[Tensor] = []
@@ -202,6 +286,7 @@ class GenericExecutor:
         if self._wide_head is not None:
             # A model that returns the logits of all rows has the wanted ones anywhere.
             self._wide_head.rows = len(wanted) if self.structure.keeps_logits or not len(wanted) else None
+        self._layers_run = 0
         output = self.model(
             input_ids=input_ids.to(device), position_ids=positions.to(device), use_cache=False, **arguments
         )
@@ -212,6 +297,7 @@ class GenericExecutor:
         return logits[: len(wanted)].float().cpu(), hidden[: len(wanted)].cpu()
 
     def _note_layer(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._layers_run += 1
         if self._layers is not None:
             self._layers.append((output[0] if isinstance(output, tuple) else output)[0])
 

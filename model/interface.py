@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -43,6 +44,14 @@ class ForwardOutput:
     layers: Tensor | None = None  # [L, T, H]: output of each decoder layer, only with capture_layers
 
 
+@dataclass(frozen=True, slots=True)
+class ReducedHead:
+    """The head for a part of the vocabulary, in the form of the executor that made it (``reduce_head``)."""
+
+    token_ids: Tensor  # [n] int64 on the CPU, ascending: column i of the logits is this id's
+    weight: Any
+
+
 class Executor(Protocol):
     """Runs the target model on packed rows. One thread at a time may call it."""
 
@@ -60,10 +69,35 @@ class Executor(Protocol):
     def bind(self, storage: KVStorage) -> None:
         """Use ``storage`` from now on. Called once before the first forward, again to replace it."""
 
-    def forward(self, batch: PackedBatch, *, capture_layers: bool = False) -> ForwardOutput:
+    def forward(
+        self,
+        batch: PackedBatch,
+        *,
+        capture_layers: bool = False,
+        num_layers: int | None = None,
+        head: ReducedHead | None = None,
+    ) -> ForwardOutput:
         """Write the rows' K/V into their slots, attend through the block tables, return logits.
 
         Row-invariant: a row's logits are bit-equal whatever else the batch holds.
+
+        With ``num_layers`` only the first so many layers run, then the final norm and the head. The K and V that
+        they write are the very bits that a whole forward writes in these layers, as long as what they read is. With
+        ``head`` the logits are ``[R, n]``, of its ids alone. Both need an :class:`ExitExecutor`.
+        """
+
+
+@runtime_checkable
+class ExitExecutor(Executor, Protocol):
+    """An executor whose first layers can run alone."""
+
+    def check_exit(self, num_layers: int) -> None:
+        """Raises ModelError, one line, if ``forward`` cannot stop after ``num_layers`` layers. May run a forward."""
+
+    def reduce_head(self, token_ids: Sequence[int]) -> ReducedHead:
+        """A head for ``token_ids`` alone, for this executor's ``forward``; takes memory of its own.
+
+        Raises ValueError for ids that are not distinct ids of logits columns, ModelError if the head cannot be cut.
         """
 
 

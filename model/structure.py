@@ -21,6 +21,7 @@ from model.errors import ModelError
 class ModelStructure:
     """``attentions[i]`` is called by ``layers[i]``, exactly once a forward; its planes are named by ``i``."""
 
+    stack: nn.ModuleList  # the decoder layers, as the model runs through them
     layers: tuple[nn.Module, ...]
     attentions: tuple[nn.Module, ...]
     planes: tuple[PlaneSpec, ...]  # target.0.k, target.0.v, target.1.k, ...; a draft model's begin with "draft"
@@ -59,13 +60,15 @@ def examine(model: PreTrainedModel, plane_prefix: str = TARGET_PLANES) -> ModelS
     finally:
         for module in modules:
             detach(module)
-    layers = _decoder_layers(model)
+    stack = _decoder_stack(model)
+    layers = tuple(stack)
     attentions = _attention_of_each(layers, recorder)
     planes = []
     for i, (_, call) in enumerate(_in_layer_order(attentions, recorder)):
         planes.append(PlaneSpec(f"{plane_prefix}.{i}.k", tuple(call.key.shape[1:]), call.key.dtype))
         planes.append(PlaneSpec(f"{plane_prefix}.{i}.v", tuple(call.value.shape[1:]), call.value.dtype))
     return ModelStructure(
+        stack=stack,
         layers=layers,
         attentions=attentions,
         planes=tuple(planes),
@@ -75,13 +78,13 @@ def examine(model: PreTrainedModel, plane_prefix: str = TARGET_PLANES) -> ModelS
     )
 
 
-def _decoder_layers(model: PreTrainedModel) -> tuple[nn.Module, ...]:
+def _decoder_stack(model: PreTrainedModel) -> nn.ModuleList:
     count = model.config.get_text_config().num_hidden_layers
     stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
     # named from the outside in: the first list of that length is the stack, others (experts) lie inside its layers
     if not stacks:
         raise ModelError(f"{type(model).__name__} has no stack of {count} decoder layers")
-    return tuple(stacks[0])
+    return stacks[0]
 
 
 def _attention_of_each(layers: tuple[nn.Module, ...], recorder: _Recorder) -> tuple[nn.Module, ...]:

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.kernels import Kernels
+from model.kernels.ops import PackedWeight
 
 _SLICE = 8192  # rows of the weight that are multiplied, or widened, at a time
 _KEPT_BYTES = 1 << 30  # a float32 copy of at most this size is kept; a larger weight is widened at each use
+
+
+@dataclass(frozen=True, slots=True)
+class HeadColumns:
+    """What computes logits of some ids, a column each."""
+
+    count: int
+    slices: list[Tensor]  # for float_logits
+    bias: Tensor | None  # [count] float32
+    packed: PackedWeight | None = None  # with compiled kernels
+
+    def on_torch(self, x: Tensor) -> Tensor:
+        """``[.., H]`` -> ``[.., count]`` float32."""
+        logits = float_logits(x.float(), self.slices)
+        return logits if self.bias is None else logits + self.bias
 
 
 class WideHead:
@@ -25,34 +42,53 @@ class WideHead:
     def __init__(self, head: nn.Linear, kernels: Kernels | None = None) -> None:
         self.rows: int | None = None  # logits are wanted for so many rows from the first on (None: all); rest: zeros
         self.plain = False  # True: leave the compiled product alone, for a comparison
-        self._head = head
+        self.reduced: HeadColumns | None = None  # of :meth:`select`: the columns that are wanted, if not all
         self._kernels = kernels
         weight = head.weight.detach()
         bias = None if head.bias is None else head.bias.detach()
-        self._packed = None if kernels is None else kernels.pack(weight, bias)
-        self._slices = head_slices(weight) if kernels is None else list(weight.split(_SLICE))
+        self._whole = HeadColumns(
+            head.out_features,
+            head_slices(weight) if kernels is None else list(weight.split(_SLICE)),
+            None if bias is None else bias.float(),
+            None if kernels is None else kernels.pack(weight, bias),
+        )
         object.__setattr__(head, "forward", self)
 
     def __call__(self, x: Tensor) -> Tensor:
         """``[1, T, H]`` -> ``[1, T, V]`` float32."""
+        columns = self._whole if self.reduced is None else self.reduced
         if self.rows == 0:
-            return x.new_zeros((*x.shape[:-1], self._head.out_features), dtype=torch.float32)
-        if self._kernels is None or self._packed is None or self.plain:
-            return self._on_torch(x.float())
+            return x.new_zeros((*x.shape[:-1], columns.count), dtype=torch.float32)
+        if self._kernels is None or columns.packed is None or self.plain:
+            return columns.on_torch(x)
         rows = x.reshape(-1, x.shape[-1])
-        wanted = self._kernels.matmul(rows[: self.rows].contiguous(), self._packed)
+        wanted = self._kernels.matmul(rows[: self.rows].contiguous(), columns.packed)
         logits = wanted if len(wanted) == len(rows) else F.pad(wanted, (0, 0, 0, len(rows) - len(wanted)))
         return logits.view(*x.shape[:-1], -1)
 
-    def _on_torch(self, x: Tensor) -> Tensor:
-        logits = float_logits(x, self._slices)
-        return logits if self._head.bias is None else logits + self._head.bias.float()
+    def select(self, token_ids: Tensor) -> HeadColumns:
+        """The columns of ``token_ids`` ``[n]`` int64 alone; a copy."""
+        whole = self._whole
+        if self._kernels is None or whole.packed is None:
+            return select_columns(whole.slices, whole.bias, token_ids)
+        return HeadColumns(len(token_ids), [], None, self._kernels.select(whole.packed, token_ids))
 
 
 def head_slices(weight: Tensor) -> list[Tensor]:
     """Of the head's ``weight`` ``[V, H]``, for :func:`float_logits`: in float32 if a copy of that size may be kept."""
     keep = 4 * weight.numel() <= _KEPT_BYTES
     return [part.float() if keep else part for part in weight.split(_SLICE)]
+
+
+def select_columns(slices: Sequence[Tensor], bias: Tensor | None, token_ids: Tensor) -> HeadColumns:
+    """Of a head in ``slices`` the columns of ``token_ids`` ``[n]`` int64, ascending; a float32 copy."""
+    parts, first = [], 0
+    for part in slices:
+        inside = token_ids[(token_ids >= first) & (token_ids < first + len(part))] - first
+        parts.append(part[inside.to(part.device)].float())
+        first += len(part)
+    chosen = None if bias is None else bias[token_ids.to(bias.device)]
+    return HeadColumns(len(token_ids), list(torch.cat(parts).split(_SLICE)), chosen)
 
 
 def float_logits(x: Tensor, slices: Sequence[Tensor]) -> Tensor:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from bench.offline import Completion, OfflineConfig, OfflineEngine, Submission
 from bench.wrapped import WrappedExecutor
 from model.batch import PackedBatch
-from model.interface import Executor, ForwardOutput
+from model.interface import Executor, ForwardOutput, ReducedHead
 from specdec.drafters.base import Drafter
 from specdec.plan import StepPlan, StepResult
 
@@ -38,16 +38,24 @@ class Moment:
 
 
 class _Tap(WrappedExecutor):
-    """An executor that keeps its last batch and logits."""
+    """An executor that keeps the batch and logits of its last whole forward."""
 
     def __init__(self, executor: Executor) -> None:
         super().__init__(executor)
         self.batch: PackedBatch | None = None
         self.logits: Row | None = None
 
-    def forward(self, batch: PackedBatch, *, capture_layers: bool = False) -> ForwardOutput:
-        output = super().forward(batch, capture_layers=capture_layers)
-        self.batch, self.logits = batch, output.logits.numpy()
+    def forward(
+        self,
+        batch: PackedBatch,
+        *,
+        capture_layers: bool = False,
+        num_layers: int | None = None,
+        head: ReducedHead | None = None,
+    ) -> ForwardOutput:
+        output = super().forward(batch, capture_layers=capture_layers, num_layers=num_layers, head=head)
+        if num_layers is None:  # else a draft of the first layers
+            self.batch, self.logits = batch, output.logits.numpy()
         return output
 
 

@@ -74,6 +74,21 @@ class Kernels:
         packed = self.pack(torch.cat([gate, up]), bias, order=order, out=out)
         return PackedWeight(packed.data, m, packed.bias)
 
+    def select(self, weight: PackedWeight, columns: Tensor) -> PackedWeight:
+        """``columns`` ``[n]`` int64 of ``weight`` alone, packed anew: their products have the same bits."""
+        count, tiles = len(columns), -(-len(columns) // TILE_COLUMNS)
+        width = _width(weight.data.dtype)
+        steps = weight.data.shape[1]
+        parts = weight.data.view(-1, steps, TILE_COLUMNS, width)
+        chosen = weight.data.new_zeros((tiles * TILE_COLUMNS, steps, width))
+        chosen[:count] = parts[columns // TILE_COLUMNS, :, columns % TILE_COLUMNS]
+        data = chosen.view(tiles, TILE_COLUMNS, steps, width).transpose(1, 2).contiguous().view(tiles, steps, -1)
+        bias = None
+        if weight.bias is not None:
+            bias = torch.zeros(tiles * TILE_COLUMNS)
+            bias[:count] = weight.bias[columns]
+        return PackedWeight(data, count, bias)
+
     # -- single kernels --------------------------------------------------------------------------------------------
 
     def matmul(self, rows: Tensor, weight: PackedWeight, *, threads: int | None = None) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -20,14 +21,16 @@ Spoil = Callable[[PackedBatch, Tensor], None]  # may change the logits [R, V] in
 
 
 class FaultyExecutor(WrappedExecutor):
-    """``inner`` with its logits spoiled."""
+    """``inner`` with the logits of its whole forwards spoiled."""
 
     def __init__(self, inner: Executor, spoil: Spoil) -> None:
         super().__init__(inner)
         self._spoil = spoil
 
-    def forward(self, batch: PackedBatch, *, capture_layers: bool = False) -> ForwardOutput:
-        output = super().forward(batch, capture_layers=capture_layers)
+    def forward(self, batch: PackedBatch, **options: Any) -> ForwardOutput:
+        output = super().forward(batch, **options)
+        if options.get("num_layers") is not None:
+            return output
         logits = output.logits.clone()
         self._spoil(batch, logits)
         return replace(output, logits=logits)

@@ -45,8 +45,10 @@ class AcceptsWrongDrafts(WrappedExecutor):
         super().__init__(inner)
         self.num_verified = self.num_wrong = 0
 
-    def forward(self, batch: PackedBatch, *, capture_layers: bool = False) -> ForwardOutput:
-        output = super().forward(batch, capture_layers=capture_layers)
+    def forward(self, batch: PackedBatch, **options: Any) -> ForwardOutput:
+        output = super().forward(batch, **options)
+        if options.get("num_layers") is not None:
+            return output  # of a drafter
         rows, starts = batch.logits_rows.tolist(), set(batch.row_starts.tolist())
         pairs = [i for i in range(len(rows) - 1) if rows[i + 1] == rows[i] + 1 and rows[i + 1] not in starts]
         if pairs:

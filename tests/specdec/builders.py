@@ -13,7 +13,8 @@ from kvcache.ledger import Ledger
 from kvcache.manager import KVCacheManager
 from kvcache.storage import KVStorage, PlaneSpec
 from model.batch import PackedBatch
-from model.interface import Executor, ForwardOutput, ModelInfo
+from model.exits import check_depth, head_ids
+from model.interface import Executor, ForwardOutput, ModelInfo, ReducedHead
 from specdec.constraint import TokenConstraint
 from specdec.drafters.base import Drafter, DraftRequest
 from specdec.logprobs import logsumexp
@@ -33,7 +34,7 @@ class ToyExecutor:
     """A two-layer attention model with random weights, computed row by row in numpy on the paged planes.
 
     Row-invariant by construction: nothing is ever computed for two rows at once. ``logit_hook(logits, token_ids)``
-    may change the logits of the row whose sequence reads ``token_ids`` (its own token last).
+    may change the logits of the row whose sequence reads ``token_ids`` (its own token last). It can stop early.
     """
 
     def __init__(
@@ -84,7 +85,20 @@ class ToyExecutor:
     def bind(self, storage: KVStorage) -> None:
         self._storage = storage
 
-    def forward(self, batch: PackedBatch, *, capture_layers: bool = False) -> ForwardOutput:
+    def check_exit(self, num_layers: int) -> None:
+        check_depth(num_layers, self.info)
+
+    def reduce_head(self, token_ids: Seq[int]) -> ReducedHead:
+        return ReducedHead(head_ids(token_ids, self.info.vocab_size), None)
+
+    def forward(
+        self,
+        batch: PackedBatch,
+        *,
+        capture_layers: bool = False,
+        num_layers: int | None = None,
+        head: ReducedHead | None = None,
+    ) -> ForwardOutput:
         assert self._storage is not None
         slots = batch.slot_mapping.numpy()
         positions = batch.positions.numpy()
@@ -100,7 +114,7 @@ class ToyExecutor:
             self._embedding[token] + self._position[position]
             for token, position in zip(batch.input_ids.numpy(), positions, strict=True)
         ]
-        for index, layer in enumerate(self._layers):
+        for index, layer in enumerate(self._layers[:num_layers]):
             keys = self._storage.plane(f"target.{index}.k").numpy()
             values = self._storage.plane(f"target.{index}.v").numpy()
             normed = [h / np.sqrt(np.mean(h * h) + np.float32(1e-6)) for h in hidden]
@@ -119,7 +133,8 @@ class ToyExecutor:
             logits[i] = self._head @ (h / np.sqrt(np.mean(h * h) + np.float32(1e-6)))
             if self.logit_hook is not None:
                 self.logit_hook(logits[i], ids[context[row], 0].tolist())
-        return ForwardOutput(torch.from_numpy(logits))
+        found = torch.from_numpy(logits)
+        return ForwardOutput(found if head is None else found[:, head.token_ids])
 
 
 class ScriptedDrafter:
