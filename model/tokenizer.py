@@ -134,6 +134,11 @@ class Tokenizer:
         """Ids with a piece, added tokens included; a model's logits row may be wider."""
         return len(self._hf)
 
+    @cached_property
+    def pieces(self) -> dict[int, str]:
+        """All ids that have a piece, added tokens included, and their pieces."""
+        return {int(i): str(piece) for piece, i in self._hf.get_vocab().items()}
+
     @property
     def bos_token_id(self) -> int | None:
         found = self._hf.bos_token_id
