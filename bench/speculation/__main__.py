@@ -1,0 +1,3 @@
+from bench.speculation.command import main
+
+raise SystemExit(main())
