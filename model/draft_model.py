@@ -95,9 +95,9 @@ def refusal(draft: Tokenizer | None, target: Tokenizer | None) -> str | None:
 def too_small(draft: ModelInfo, target: ModelInfo, tokenizer: Tokenizer) -> str | None:
     """Why the draft model cannot take or give an id that its tokenizer and the target have; None if it can."""
     needed = min(max(tokenizer.pieces, default=0) + 1, target.num_token_ids)
-    for what, size in (("embedding", draft.embedding_rows), ("logits", draft.vocab_size)):
+    for what, size in (("embedding", draft.embedding_rows), ("head", draft.vocab_size)):
         if size < needed:
-            return f"its {what} cover {size} token ids, the target's tokenizer has {needed}"
+            return f"its {what} covers {size} token ids, the target's tokenizer has {needed}"
     return None
 
 
