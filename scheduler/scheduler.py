@@ -384,7 +384,7 @@ class Scheduler:
             else:
                 tally.inter_token_seconds.append(gap)
         tally.num_generation_tokens += kept
-        tally.sequences.append(SequenceStep(kept, item.max_drafts, output.num_drafted, accepted))
+        tally.sequences.append(SequenceStep(kept, item.max_drafts, output.num_drafted, accepted, output.drafter))
 
     def _end(
         self, choice: Choice, reason: str, now: float, error: str | None, error_type: ErrorType = "server"

@@ -26,8 +26,9 @@ class SequenceStep:
 
     num_emitted: int
     max_drafts: int  # drafts that the scheduler allowed
-    num_drafted: int
+    num_drafted: int  # the draft length that was chosen: drafts verified
     num_accepted: int
+    drafter: str = ""  # whose drafts; empty without
 
 
 @dataclass(frozen=True, slots=True)

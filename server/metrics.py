@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from scheduler.audit import AUDIT_RESULTS
 from scheduler.stats import FinishedChoice, StepRecord
+from specdec.plan import StepStats
 
 PREFIX = "truedraft_"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -38,7 +40,9 @@ TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 
 class Metrics:
     """Every metric of docs/metrics.md. ``observe`` takes each step record once; nothing else feeds it.
 
-    Labels hold the model's name and the engine's number, and fixed words; nothing that a request sent.
+    Labels hold the model's name and the engine's number, and fixed words; nothing that a request sent. ``drafters``
+    are the names of those that draft; ``drafter_memory`` is asked when somebody reads the metrics, so its functions
+    must be quick and safe in any thread.
     """
 
     def __init__(
@@ -50,6 +54,8 @@ class Metrics:
         exactness_level: int | None = None,
         audits: bool = False,
         cache_config: Mapping[str, object] | None = None,
+        drafters: Sequence[str] = (),
+        drafter_memory: Mapping[str, Callable[[], float]] | None = None,
         registry: CollectorRegistry | None = None,
     ) -> None:
         self.registry = CollectorRegistry() if registry is None else registry
@@ -113,7 +119,39 @@ class Metrics:
         lengths = tuple(range(1, max_speculative_tokens + 2))
         self._acceptance_length = histogram("spec_decode_acceptance_length", "1 + accepted, for each draft.", lengths)
         self._chosen_k = histogram(
-            "spec_decode_num_speculative_tokens", "Drafts allowed to a sequence in a step.", (0, *lengths)
+            "spec_decode_num_speculative_tokens",
+            "Draft length chosen for a sequence in a step: draft tokens verified, 0 for plain decoding.",
+            (0, *lengths[:-1]),
+        )
+        self._by_drafter = {
+            name: tuple(
+                counter(f"spec_decode_drafter_{what}", f"{help_text} By who drafted them.", drafter=name)
+                for what, help_text in (
+                    ("drafts", "Drafts verified."),
+                    ("draft_tokens", "Tokens of these drafts."),
+                    ("accepted_tokens", "Draft tokens that were accepted."),
+                )
+            )
+            for name in drafters
+        }
+        for name, read in (drafter_memory or {}).items():
+            gauge("drafter_memory_bytes", "What a drafter holds of past texts.", drafter=name).set_function(read)
+        self._speedup = gauge(
+            "spec_decode_expected_speedup", "Tokens a second expected of the last step / the same without drafts."
+        )
+        self._speedup.set(math.nan)  # until something was expected
+        self._expected_tokens = counter("spec_decode_expected_tokens", "Tokens that steps were expected to emit.")
+        self._expected_seconds = counter(
+            "spec_decode_expected_step_seconds", "Seconds that these steps were expected to take, drafting apart."
+        )
+        self._measured_tokens = counter("spec_decode_measured_tokens", "Tokens that these steps did emit.")
+        self._measured_seconds = counter(
+            "spec_decode_measured_step_seconds", "Seconds that these steps did take, drafting apart."
+        )
+        self._draft_seconds = counter("spec_decode_measured_draft_seconds", "Seconds of drafting in these steps.")
+        self._plain_seconds = counter(
+            "spec_decode_plain_seconds",
+            "Seconds that the tokens of these steps would have taken without drafts, by the cost model.",
         )
         self._rollback = counter("spec_decode_rollback_tokens", "Rejected drafts whose slots had been written.")
         self._trimmed = counter("kv_blocks_trimmed", "Blocks given back after a rejection.")
@@ -164,9 +202,14 @@ class Metrics:
 
     def _observe_step(self, record: StepRecord) -> None:
         for sequence in record.sequences:
-            self._chosen_k.observe(sequence.max_drafts)
+            self._chosen_k.observe(sequence.num_drafted)
             if sequence.num_drafted == 0:
                 continue
+            if sequence.drafter in self._by_drafter:
+                drafts, tokens, accepted = self._by_drafter[sequence.drafter]
+                drafts.inc()
+                tokens.inc(sequence.num_drafted)
+                _add(accepted, sequence.num_accepted)
             self._drafts.inc()
             self._draft_tokens.inc(sequence.num_drafted)
             _add(self._accepted, sequence.num_accepted)
@@ -181,10 +224,25 @@ class Metrics:
             stage = self._stages.get(name)
             if stage is not None:
                 stage.observe(seconds)
+        self._observe_expectation(step)
         _add(self._rollback, step.rollback_tokens)
         _add(self._trimmed, step.blocks_trimmed)
         _add(self._moved, step.blocks_moved)
         _add(self._moved_bytes, step.alignment_bytes_moved)
+
+    def _observe_expectation(self, step: StepStats) -> None:
+        """A step that emits nothing only computes prompts: nothing is decided there, and nothing is compared."""
+        tokens, seconds, speedup = step.expected_tokens, step.expected_seconds, step.expected_speedup
+        if not tokens or not seconds or not speedup or not step.num_emitted:
+            return
+        drafting = step.stage_seconds.get("draft", 0.0)
+        self._speedup.set(speedup)
+        self._expected_tokens.inc(tokens)
+        self._expected_seconds.inc(seconds)
+        self._measured_tokens.inc(step.num_emitted)
+        self._measured_seconds.inc(sum(step.stage_seconds.values()) - drafting)
+        self._draft_seconds.inc(drafting)
+        self._plain_seconds.inc(step.num_emitted * seconds * speedup / tokens)
 
     def _observe_finished(self, finished: FinishedChoice) -> None:
         timing = finished.timing

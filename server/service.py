@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from server.fan_in import FanIn
 from server.metrics import Metrics
 from server.resolve import CONTEXT_LENGTH, KV_CAPACITY, ModelFacts, Tokenizer
 from server.settings import Settings
+from specdec.describe import describe_drafter
 
 _SIZE_REASONS = {CONTEXT_LENGTH: "context_length", KV_CAPACITY: "kv_capacity"}  # by the code of the answer
 
@@ -32,7 +33,8 @@ class Service:
     reporter: AuditReporter
     fingerprint: str
     created: int  # seconds since the epoch: when the model was loaded
-    info: Mapping[str, Any] = field(default_factory=dict)  # for /v1/server_info
+    info: Mapping[str, Any] = field(default_factory=dict)  # for /v1/server_info: what does not change
+    speculation: Callable[[], Mapping[str, Any]] = dict  # what does: see specdec.describe
     draining: bool = False
 
     @property
@@ -45,6 +47,22 @@ class Service:
         if self.draining or not self.engine.accepting:
             return "the server is shutting down"
         return None
+
+    @property
+    def speculation_info(self) -> dict[str, Any]:
+        """For /v1/server_info: the drafters that a request may name, and what drafts and steps cost now.
+
+        ``auto`` costs nothing by itself: it is a choice among the others.
+        """
+        now = self.speculation()
+        costs = {drafter["name"]: drafter for drafter in now.get("drafters", ())}
+        k = self.facts.num_speculative_tokens
+        return {
+            "num_speculative_tokens": k,
+            "drafter": self.settings.drafter if k else None,
+            "drafters": [costs.get(name, {"name": name, **describe_drafter(None)}) for name in self.facts.drafters],
+            "step_seconds": now.get("step_seconds"),
+        }
 
     @property
     def audit_info(self) -> dict[str, Any]:

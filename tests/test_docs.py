@@ -60,7 +60,13 @@ def test_every_endpoint_is_documented_and_no_other() -> None:
 
 def metric_names() -> set[str]:
     metrics = Metrics(
-        model_name="m", max_speculative_tokens=2, exactness_level=0, audits=True, cache_config={"block_size": 16}
+        model_name="m",
+        max_speculative_tokens=2,
+        exactness_level=0,
+        audits=True,
+        cache_config={"block_size": 16},
+        drafters=("ngram",),
+        drafter_memory={"suffix": lambda: 0},
     )
     return {
         family.name.removeprefix(PREFIX) + ("_total" if family.type == "counter" else "")
@@ -77,7 +83,7 @@ def test_every_metric_is_documented_and_no_other() -> None:
 
 
 def test_every_query_in_the_docs_names_real_metrics() -> None:
-    used = set(re.findall(rf"{PREFIX}(\w+?)(?:_bucket)?[\[{{]", METRICS))
+    used = set(re.findall(rf"{PREFIX}(\w+?)(?:_bucket|_sum|_count)?[\[{{]", METRICS))
     assert used
     assert used <= metric_names()
 

@@ -35,6 +35,6 @@ def status_router(service: Service) -> APIRouter:
 
     @router.get("/v1/server_info")
     async def server_info() -> dict[str, Any]:
-        return {**service.info, "audit": service.audit_info}
+        return {**service.info, "speculation": service.speculation_info, "audit": service.audit_info}
 
     return router

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from typing import Any
+
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -28,6 +32,10 @@ RECORD = StepRecord(
         rollback_tokens=3,
         blocks_trimmed=1,
         stage_seconds={"draft": 0.001, "verify": 0.02, "unheard_of": 1.0},
+        num_emitted=6,
+        expected_tokens=5.0,
+        expected_seconds=0.04,
+        expected_speedup=1.5,
     ),
     step_seconds=0.03,
     overhead_seconds=0.001,
@@ -50,7 +58,7 @@ RECORD = StepRecord(
     prefix_hits=5,
     num_prompt_tokens=7,
     num_generation_tokens=6,
-    sequences=(SequenceStep(3, 4, 4, 2), SequenceStep(1, 4, 1, 0), SequenceStep(2, 0, 0, 0)),
+    sequences=(SequenceStep(3, 4, 4, 2, "ngram"), SequenceStep(1, 4, 1, 0, "suffix"), SequenceStep(2, 4, 0, 0)),
     first_token_seconds=(0.3,),
     inter_token_seconds=(0.02, 0.03),
     finished=(
@@ -103,6 +111,21 @@ def samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
         ("spec_decode_num_accepted_tokens_per_pos_total", {"position": "2"}, 0),
         ("spec_decode_acceptance_length_sum", {}, 8),
         ("spec_decode_acceptance_length_count", {}, 4),
+        ("spec_decode_num_speculative_tokens_count", {}, 6),
+        ("spec_decode_num_speculative_tokens_sum", {}, 10),  # what was verified, not what was allowed
+        ("spec_decode_num_speculative_tokens_bucket", {"le": "0.0"}, 2),
+        ("spec_decode_drafter_drafts_total", {"drafter": "ngram"}, 2),
+        ("spec_decode_drafter_draft_tokens_total", {"drafter": "ngram"}, 8),
+        ("spec_decode_drafter_accepted_tokens_total", {"drafter": "ngram"}, 4),
+        ("spec_decode_drafter_draft_tokens_total", {"drafter": "suffix"}, 2),
+        ("spec_decode_drafter_accepted_tokens_total", {"drafter": "suffix"}, 0),
+        ("spec_decode_expected_speedup", {}, 1.5),
+        ("spec_decode_expected_tokens_total", {}, 10),
+        ("spec_decode_measured_tokens_total", {}, 12),
+        ("spec_decode_expected_step_seconds_total", {}, 0.08),
+        ("spec_decode_measured_step_seconds_total", {}, 2.04),
+        ("spec_decode_measured_draft_seconds_total", {}, 0.002),
+        ("spec_decode_plain_seconds_total", {}, 12 / (5.0 / 0.04 / 1.5)),
         ("spec_decode_rollback_tokens_total", {}, 6),
         ("kv_blocks_trimmed_total", {}, 2),
         ("kv_blocks_moved_total", {}, 0),
@@ -112,11 +135,62 @@ def samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     ],
 )
 def test_two_equal_records_are_counted_twice(name: str, labels: dict[str, str], value: float) -> None:
-    metrics = Metrics(model_name="m", max_speculative_tokens=4, exactness_level=0)
+    metrics = Metrics(
+        model_name="m", max_speculative_tokens=4, exactness_level=0, drafters=("ngram", "suffix", "model")
+    )
     metrics.observe(RECORD)
     metrics.observe(RECORD)
     metrics.reject("queue_full")
     assert samples(metrics.render().decode())[name, frozenset(labels.items())] == pytest.approx(value)
+
+
+def test_counts_by_drafter_add_up_to_all() -> None:
+    metrics = Metrics(model_name="m", max_speculative_tokens=4, drafters=("ngram", "suffix", "model"))
+    metrics.observe(RECORD)
+    found = samples(metrics.render().decode())
+    for name in ("drafts", "draft_tokens", "accepted_tokens"):
+        by_drafter = [value for (sample, _), value in found.items() if sample == f"spec_decode_drafter_{name}_total"]
+        assert len(by_drafter) == 3
+        assert sum(by_drafter) == found[f"spec_decode_num_{name}_total", frozenset()]
+
+
+def test_the_measured_gain_is_the_expected_one_where_all_came_as_expected() -> None:
+    metrics = Metrics(model_name="m", max_speculative_tokens=4)
+    came = StepStats(
+        num_emitted=6, stage_seconds={"verify": 0.04}, expected_tokens=6, expected_seconds=0.04, expected_speedup=1.5
+    )
+    metrics.observe(replace(RECORD, step=came))
+    found = samples(metrics.render().decode())
+    measured = found["spec_decode_measured_step_seconds_total", frozenset()]
+    assert found["spec_decode_plain_seconds_total", frozenset()] / measured == pytest.approx(1.5)
+    assert found["spec_decode_measured_tokens_total", frozenset()] == 6
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"expected_tokens": None, "expected_seconds": None, "expected_speedup": None},  # no controller
+        {"num_emitted": 0},  # only prompts were computed
+    ],
+    ids=str,
+)
+def test_a_step_of_which_nothing_is_expected_is_not_compared(change: dict[str, Any]) -> None:
+    metrics = Metrics(model_name="m", max_speculative_tokens=4)
+    assert RECORD.step is not None
+    metrics.observe(replace(RECORD, step=replace(RECORD.step, **change)))
+    found = samples(metrics.render().decode())
+    assert math.isnan(found["spec_decode_expected_speedup", frozenset()])
+    names = ("expected_tokens", "measured_tokens", "expected_step_seconds", "measured_step_seconds", "plain_seconds")
+    assert all(found[f"spec_decode_{name}_total", frozenset()] == 0 for name in names)
+
+
+def test_what_drafters_hold_is_read_when_the_metrics_are() -> None:
+    held = [100]
+    metrics = Metrics(model_name="m", max_speculative_tokens=4, drafter_memory={"suffix": lambda: held[0]})
+    name = ("drafter_memory_bytes", frozenset({("drafter", "suffix")}))
+    assert samples(metrics.render().decode())[name] == 100
+    held[0] = 250
+    assert samples(metrics.render().decode())[name] == 250
 
 
 def test_aborted_requests_have_no_latency() -> None:
