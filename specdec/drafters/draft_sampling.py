@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specdec.drafters.reliability import Reliability
 from specdec.errors import SamplingError
 from specdec.sampling import RowJob, Sampler, SamplingState, sample_row
 from specdec.sequence import Sequence
@@ -31,6 +32,7 @@ class GrowingDraft:
     limit: int
     ids: list[int] = field(default_factory=list)
     cumulative: list[float] = field(default_factory=list)  # see specdec.drafters.scored.ScoredDraft
+    own_cumulative: list[float] = field(default_factory=list)  # by the draft's own estimates, not corrected
     done: bool = False
 
 
@@ -40,18 +42,28 @@ class DraftSampler:
     A draft ends behind its first stop token, behind a token that is not below ``num_fed`` (which the draft model has no
     embedding for), and where the estimate that all of it is accepted falls below ``least_survival``.
 
-    Estimates. A greedy token's is the draft's own probability for it. With shared noise that says little (a draft equal
-    to the target is always right, however unlikely its tokens), so for sequences that sample, and for those whose
-    logits are changed by penalties, masks or bias, it is the share of such draft tokens that came true of late.
+    Estimates. A greedy token's is the draft's own probability for it, corrected by ``reliability`` if that is given.
+    With shared noise that probability says little (a draft equal to the target is always right, however unlikely its
+    tokens), so for sequences that sample, and for those whose logits are changed by penalties, masks or bias, it is the
+    share of such draft tokens that came true of late.
     """
 
-    def __init__(self, sampler: Sampler, vocab_size: int, *, num_fed: int, least_survival: float = 0.0) -> None:
+    def __init__(
+        self,
+        sampler: Sampler,
+        vocab_size: int,
+        *,
+        num_fed: int,
+        least_survival: float = 0.0,
+        reliability: Reliability | None = None,
+    ) -> None:
         self._sampler = sampler
         self._vocab_size = vocab_size
         self._num_fed = num_fed
         self._least_survival = least_survival
         self._states: dict[int, tuple[list[int], SamplingState]] = {}  # with the token list that it belongs to
-        self._open: dict[int, list[int]] = {}  # last drafts whose acceptance is to be counted
+        self._reliability = reliability
+        self._open: dict[int, GrowingDraft] = {}  # last drafts whose acceptance is to be counted
         self._rate = _Rate()
 
     def grow(self, drafts: Seq[GrowingDraft], logits: Tensor) -> None:
@@ -70,7 +82,10 @@ class DraftSampler:
                 one.done = True
                 continue
             one.ids.append(token)
-            one.cumulative.append(max(_LEAST_CHANCE, chance * (one.cumulative[-1] if one.cumulative else 1.0)))
+            _extend(one.own_cumulative, chance)
+            if self._reliability is not None and _own_word(one.sequence):
+                chance = self._reliability.corrected(chance)
+            _extend(one.cumulative, chance)
             one.done = (
                 len(one.ids) >= one.limit
                 or token in one.sequence.params.stop_token_ids
@@ -85,16 +100,21 @@ class DraftSampler:
             kept = self._states.get(seq_id)
             if kept is not None:
                 kept[1].history.sync(one.sequence.tokens)  # without the draft
-            if one.ids and not _own_word(one.sequence):
-                self._open[seq_id] = one.ids
+            if one.ids:
+                self._open[seq_id] = one
             else:
                 self._open.pop(seq_id, None)
 
     def update(self, sequence: Sequence, num_emitted: int) -> None:
         """Count what came of the sequence's last draft."""
         draft = self._open.pop(sequence.seq_id, None)
-        if draft is not None:
-            self._rate.record(draft, sequence.tokens[len(sequence.tokens) - num_emitted :])
+        if draft is None:
+            return
+        emitted = sequence.tokens[len(sequence.tokens) - num_emitted :]
+        if not _own_word(sequence):
+            self._rate.record(draft.ids, emitted)
+        elif self._reliability is not None:
+            self._reliability.record(draft.ids, draft.own_cumulative, emitted)
 
     def release(self, seq_id: int) -> None:
         self._states.pop(seq_id, None)
@@ -148,6 +168,10 @@ class DraftSampler:
             for i, normaliser in zip(own, normalisers, strict=True):
                 chances[i] = min(math.exp(float(logits[i, tokens[i]]) - normaliser), 1.0)
         return chances
+
+
+def _extend(cumulative: list[float], chance: float) -> None:
+    cumulative.append(max(_LEAST_CHANCE, chance * (cumulative[-1] if cumulative else 1.0)))
 
 
 def _own_word(sequence: Sequence) -> bool:

@@ -32,10 +32,14 @@ from specdec.draft_length.cost import StepCost
 from specdec.draft_length.measure import measure_step_cost
 from specdec.drafters.base import DraftRequest
 from specdec.drafters.draft_sampling import DraftSampler, GrowingDraft
+from specdec.drafters.reliability import Reliability
 from specdec.drafters.scored import ScoredDraft
 from specdec.drafters.slot_tags import SlotTags, next_tag, root_tag
 from specdec.sampling import Sampler
 from specdec.sequence import Sequence
+
+LEAST_SURVIVAL = 0.1
+MAX_CATCH_UP = 256  # rows
 
 
 @dataclass(slots=True)
@@ -95,12 +99,16 @@ class ModelDrafter:
     """Implements specdec.drafters.base.CostlyDrafter and specdec.drafters.scored.ScoringDrafter.
 
     ``executor`` is the draft model, bound to ``storage``, which has its planes beside the target's. ``sampler`` is the
-    target's and ``vocab_size`` its number of token ids; ``least_survival`` and the estimates are as in
-    :class:`DraftSampler`. No forward has more than ``max_rows`` rows. A call of ``propose`` takes in at most
-    ``max_catch_up`` known tokens beyond the last one of each sequence, those of whom lacks the fewest first, and a
-    sequence that has not caught up gets no draft: a long prompt costs many steps a little, and none a lot. ``cost`` is
-    what a round takes by its rows. Without it, it is measured, and nothing in ``storage`` may be in use. Raises
-    ValueError for sizes that are not positive.
+    target's and ``vocab_size`` its number of token ids. A draft ends with its first stop token, and with the token behind
+    which the estimate that all of it is accepted is below ``least_survival`` (estimates: :class:`DraftSampler`).
+
+    No forward has more than ``max_rows`` rows. A call of ``propose`` takes in at most ``max_catch_up`` known tokens
+    beyond the last one of each sequence, those of whom lacks the fewest first, and a sequence that has not caught up
+    gets no draft: a long prompt costs many steps a little, and none a lot. ``release`` must be called when a
+    sequence's blocks are taken away.
+
+    ``cost`` is what a round takes by its rows. Without it, it is measured, and nothing in ``storage`` may be in use.
+    Raises ValueError for sizes that are not positive.
     """
 
     def __init__(
@@ -111,8 +119,8 @@ class ModelDrafter:
         *,
         vocab_size: int,
         max_rows: int,
-        max_catch_up: int = 256,
-        least_survival: float = 0.0,
+        max_catch_up: int = MAX_CATCH_UP,
+        least_survival: float = LEAST_SURVIVAL,
         cost: StepCost | None = None,
         name: str = "model",
     ) -> None:
@@ -127,8 +135,15 @@ class ModelDrafter:
         self._storage = storage
         self._max_rows = max_rows
         self._num_ids = executor.info.embedding_rows
-        self._sampler = DraftSampler(sampler, vocab_size, num_fed=self._num_ids, least_survival=least_survival)
-        self._slots = SlotTags((storage.num_blocks + 1) * storage.block_size, storage.block_size)
+        self.reliability = Reliability()
+        self._sampler = DraftSampler(
+            sampler,
+            vocab_size,
+            num_fed=self._num_ids,
+            least_survival=least_survival,
+            reliability=self.reliability,
+        )
+        self.slots = SlotTags((storage.num_blocks + 1) * storage.block_size, storage.block_size)
         self._tracks: dict[int, _Track] = {}
         self._cost = measure_step_cost(executor, storage, max_rows=max_rows) if cost is None else cost
         self.num_rows = 0  # rows that were run, since the start
@@ -158,9 +173,10 @@ class ModelDrafter:
         """See :class:`specdec.drafters.base.CostlyDrafter`; follows the rounds that were run."""
         return self._cost.seconds(rows)
 
-    def num_missing(self, sequence: Sequence) -> int:
+    def num_missing(self, sequence: Sequence) -> int | None:
         """See :class:`specdec.drafters.base.CostlyDrafter`; a call of ``propose`` takes in ``max_catch_up`` at most."""
-        return max(0, len(sequence.tokens) - 1 - self._follow(sequence).num_computed)
+        track = self._follow(sequence)
+        return max(0, len(track.tags) - 1 - track.num_computed) if self._room(track) > 0 else None
 
     def update(self, sequence: Sequence, num_emitted: int) -> None:
         """Count what came of the last draft; all else follows from the tokens when it is needed."""
@@ -172,13 +188,17 @@ class ModelDrafter:
 
     def _start(self, request: DraftRequest) -> _Drafting | None:
         """None if the draft model's context, the table or an id leaves nothing to draft."""
-        sequence, track = request.sequence, self._follow(request.sequence)
-        # The last draft token is not fed: it needs neither a slot nor a position.
-        room = min(sequence.table.num_slots, self._executor.info.max_model_len) + 1 - len(sequence.tokens)
-        limit = min(request.max_drafts, room)
-        if limit < 1 or track.foreign:
+        track = self._follow(request.sequence)
+        limit = min(request.max_drafts, self._room(track))
+        if limit < 1:
             return None
-        return _Drafting(GrowingDraft(sequence, limit), track.num_computed, track.tags, track.tags[-1])
+        return _Drafting(GrowingDraft(request.sequence, limit), track.num_computed, track.tags, track.tags[-1])
+
+    def _room(self, track: _Track) -> int:
+        """How many tokens could be drafted; the last one is not fed: it needs neither a slot nor a position."""
+        if track.foreign:
+            return 0
+        return min(track.table.num_slots, self._executor.info.max_model_len) + 1 - len(track.tokens)
 
     def _draft(self, able: Seq[_Drafting]) -> None:
         rows, active = self._first_round(able)
@@ -227,9 +247,9 @@ class ModelDrafter:
                 scratch_block=self._storage.scratch_block,
             )
             slots: NDArray[np.int64] = batch.slot_mapping.numpy()
-            self._slots.clear(slots)  # in case that the forward fails
+            self.slots.clear(slots)  # in case that the forward fails
             logits.append(self._executor.forward(batch).logits)
-            self._slots.set(slots, [tag for some in part for tag in some.tags])
+            self.slots.set(slots, [tag for some in part for tag in some.tags])
             self.num_rows += len(slots)
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
@@ -243,7 +263,7 @@ class ModelDrafter:
         end = min(len(tokens), table.num_slots)
         if track.num_computed > end or table.blocks[: len(track.blocks)] != track.blocks:
             track.num_computed, track.blocks = 0, []
-        track.num_computed = self._slots.valid_until(table.blocks, track.tags, track.num_computed, end)
+        track.num_computed = self.slots.valid_until(table.blocks, track.tags, track.num_computed, end)
         count = -(-track.num_computed // table.block_size)
         if count != len(track.blocks):
             track.blocks = table.blocks[:count]

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 NUM_BINS = 10
+_OWN_WORD = 8.0  # tokens that a drafter's own estimate is worth
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,11 @@ class Reliability:
     def bins(self) -> tuple[ReliabilityBin, ...]:
         """Bin i holds estimates from i / 10 on."""
         return tuple(map(ReliabilityBin, self._tried, self._predicted, self._right))
+
+    def corrected(self, estimate: float) -> float:
+        """``estimate`` of a token, given all before it, drawn towards what became of others like it; in [0, 1]."""
+        place = min(int(estimate * NUM_BINS), NUM_BINS - 1)
+        return (self._right[place] + _OWN_WORD * estimate) / (self._tried[place] + _OWN_WORD)
 
     def record(self, token_ids: Seq[int], cumulative: Seq[float], emitted: Seq[int]) -> None:
         """A draft was proposed and ``emitted`` came, whether or not all of the draft was verified."""

@@ -47,6 +47,11 @@ class SlotTags:
         self._tags = np.zeros(num_slots, dtype=np.uint64)
         self._block_size = block_size
 
+    @property
+    def known(self) -> NDArray[np.bool_]:
+        """Which slots hold the KV of some prefix, ``[num_slots]``."""
+        return self._tags != NO_TAG
+
     def set(self, slots: NDArray[np.int64], tags: Seq[int]) -> None:
         """The slots hold what ``tags`` say."""
         self._tags[slots] = np.array(tags, dtype=np.uint64)
