@@ -9,7 +9,7 @@ import itertools
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvcache.ledger import Ledger
@@ -20,11 +20,12 @@ from model.kernels import KernelsChoice, get_kernels
 from scheduler.config import SchedulerConfig
 from scheduler.request import ChoiceEvent, ChoiceSpec, ChoiceTiming, EngineRequest, TextDecision
 from scheduler.scheduler import Scheduler
+from specdec.draft_length.cost import StepCost
 from specdec.drafters.base import Drafter
-from specdec.drafters.registry import make_drafter
 from specdec.params import SamplingParams
 from specdec.plan import StepPlan, StepResult, StepStats, TokenLogprobs
 from specdec.sampling import Sampler
+from specdec.speculation import DraftLength, Speculation, SpeculationConfig, build_speculation
 from specdec.step import SpeculativeStep
 
 
@@ -39,6 +40,7 @@ class OfflineConfig:
     block_size: int = 16
     num_speculative_tokens: int = 4  # 0: off
     drafter: str = "ngram"
+    draft_length: DraftLength = "fixed"
     max_num_batched_tokens: int = 512
     max_num_seqs: int = 64
     prefix_cache: bool = True
@@ -86,12 +88,18 @@ class KeepAll:
 class OfflineEngine:
     """Owns a pool and storage for ``executor`` (which it re-binds). One caller at a time.
 
-    ``drafter`` replaces the one that ``config`` names. Requests get seq_id 0, 1, .. in the order in which
-    they come.
+    ``drafter`` replaces the one that ``config`` names, ``measure`` the measurement of what a step costs. Requests get
+    seq_id 0, 1, .. in the order in which they come.
     """
 
     def __init__(
-        self, executor: Executor, config: OfflineConfig, *, num_blocks: int, drafter: Drafter | None = None
+        self,
+        executor: Executor,
+        config: OfflineConfig,
+        *,
+        num_blocks: int,
+        drafter: Drafter | None = None,
+        measure: Callable[[Executor, KVStorage, int], StepCost] | None = None,
     ) -> None:
         self.ledger = Ledger(num_blocks, config.block_size) if config.ledger else None
         self.manager = KVCacheManager(
@@ -102,14 +110,25 @@ class OfflineEngine:
         )
         executor.bind(self.storage)
         k = config.num_speculative_tokens
-        chosen = drafter or make_drafter(config.drafter, executor.info.vocab_size)
+        speculation = None
+        if k and drafter is not None:
+            speculation = Speculation({drafter.name: drafter}, drafter.name, None)
+        elif k:
+            speculation = build_speculation(
+                SpeculationConfig(config.drafter, config.draft_length),
+                executor=executor,
+                storage=self.storage,
+                max_rows=config.max_num_batched_tokens,
+                measure=measure,
+            )
         self.step = SpeculativeStep(
             executor,
             self.manager,
             self.storage,
-            drafters={chosen.name: chosen} if k else {},
-            default_drafter=chosen.name if k else None,
+            drafters=speculation.drafters if speculation else {},
+            default_drafter=speculation.default_drafter if speculation else None,
             sampler=Sampler(get_kernels(choice=config.kernels)),
+            controller=speculation.controller if speculation else None,
             ledger=self.ledger,
         )
         self.scheduler = Scheduler(

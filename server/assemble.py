@@ -13,9 +13,12 @@ from kvcache.ledger import Ledger
 from kvcache.manager import KVCacheManager
 from kvcache.memory import available_bytes
 from kvcache.storage import KVStorage, blocks_in_budget, bytes_per_block
+from model.checks_cache import ChecksCache, digest
 from model.exactness import ExactnessReport
+from model.interface import Executor
 from model.kernels.load import find_kernels, kernels_identity
 from model.loader import LoadedModel
+from model.model_cache import default_home
 from model.opening import open_model
 from scheduler.audit import AuditConfig
 from scheduler.config import SchedulerConfig
@@ -31,9 +34,11 @@ from server.resolve import ModelFacts
 from server.service import Service
 from server.settings import Settings
 from server.version import VERSION
-from specdec.drafters.registry import make_drafter
+from specdec.draft_length.cost import StepCost
+from specdec.draft_length.measure import measure_step_cost
 from specdec.probe import measured_exactness
 from specdec.sampling import Sampler
+from specdec.speculation import Speculation, SpeculationConfig, build_speculation
 from specdec.step import SpeculativeStep
 
 Report = Callable[[str], None]
@@ -97,7 +102,7 @@ def assemble(settings: Settings, loaded: LoadedModel, names: tuple[str, ...]) ->
     storage = KVStorage(planes, num_blocks=all_blocks, block_size=settings.block_size, device=info.device)
     loaded.executor.bind(storage)
     try:
-        drafters = {settings.drafter: make_drafter(settings.drafter, info.vocab_size)} if k else {}
+        speculation = _speculation(settings, loaded, storage) if k else None
     except ValueError as error:
         raise StartError(str(error)) from error
     kernels, kernels_found = find_kernels(loaded.kernels)
@@ -110,9 +115,10 @@ def assemble(settings: Settings, loaded: LoadedModel, names: tuple[str, ...]) ->
         loaded.executor,
         manager,
         storage,
-        drafters=drafters,
-        default_drafter=settings.drafter if k else None,
+        drafters=speculation.drafters if speculation else {},
+        default_drafter=speculation.default_drafter if speculation else None,
         sampler=sampler,
+        controller=speculation.controller if speculation else None,
         max_model_len=max_model_len,
         ledger=ledger,
     )
@@ -138,7 +144,7 @@ def assemble(settings: Settings, loaded: LoadedModel, names: tuple[str, ...]) ->
         eos_token_ids=frozenset(info.eos_token_ids),
         kv_capacity=num_blocks * settings.block_size,
         num_speculative_tokens=k,
-        drafters=tuple(drafters),
+        drafters=speculation.names if speculation else (),
     )
     metrics = Metrics(
         model_name=names[0],
@@ -191,6 +197,29 @@ class TextFilters:
             stop_token_ids=params.stop_token_ids,
             min_tokens=params.min_tokens,
         )
+
+
+def _speculation(settings: Settings, loaded: LoadedModel, storage: KVStorage) -> Speculation:
+    """What a step costs is measured once for a model and machine, and remembered."""
+    cache = ChecksCache(default_home() / "checks")
+    max_rows = settings.max_num_batched_tokens
+    key = digest(["step cost", loaded.fingerprint, max_rows])
+
+    def measure(executor: Executor, storage: KVStorage, max_rows: int) -> StepCost:
+        try:
+            return StepCost([(int(rows), float(seconds)) for rows, seconds in cache.get(key)])
+        except (TypeError, ValueError):
+            cost = measure_step_cost(executor, storage, max_rows)
+            cache.put(key, cost.points)
+            return cost
+
+    return build_speculation(
+        SpeculationConfig(settings.drafter, settings.draft_length),
+        executor=loaded.executor,
+        storage=storage,
+        max_rows=max_rows,
+        measure=measure,
+    )
 
 
 def _audit_blocks(settings: Settings, num_blocks: int, max_model_len: int) -> int:

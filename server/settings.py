@@ -125,16 +125,24 @@ class Settings(BaseSettings):
 
     # --- speculation ---
     num_speculative_tokens: int = Field(
-        4,
+        8,
         ge=0,
         le=64,
         description="Most draft tokens for each sequence and step; 0 turns speculation off. A request may "
         "ask for fewer.",
     )
     drafter: str = Field(
-        "ngram",
+        "auto",
         min_length=1,
-        description="Who proposes drafts: `ngram`; for tests `random` (almost always wrong) and `none` (no drafts).",
+        description="Who proposes drafts: `ngram` and `suffix` look for earlier places where the text went on from the "
+        "same tokens, in the request and (`suffix`) in past outputs of the same cache salt; `auto` takes, for each "
+        "sequence and step, the best of them. For tests: `random` (almost always wrong) and `none` (no drafts).",
+    )
+    draft_length: Literal["auto", "fixed"] = Field(
+        "auto",
+        description="How much of a draft is verified. `auto`: as much as should give the whole batch the most tokens a "
+        "second, from the time that steps take and from how drafts have come true; under load often nothing. `fixed`: "
+        "all of it. A request that asks for a number of tokens gets it.",
     )
 
     # --- audits ---

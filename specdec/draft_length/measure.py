@@ -15,7 +15,7 @@ _CONTEXT = 128
 _ROUNDS = 3
 
 
-def measure_step_cost(executor: Executor, storage: KVStorage, *, max_rows: int) -> StepCost:
+def measure_step_cost(executor: Executor, storage: KVStorage, max_rows: int) -> StepCost:
     """Median forward times over up to ``max_rows`` rows at a context of some 100 tokens, sizes interleaved.
 
     ``storage`` is bound to ``executor`` and nothing in it is in use: the forwards write to its first blocks.

@@ -16,7 +16,7 @@ _BUILDERS: dict[str, Callable[[int], Drafter]] = {
     "suffix": lambda vocab_size: SuffixDrafter(vocab_size=vocab_size),
 }
 
-DRAFTER_NAMES: tuple[str, ...] = tuple(_BUILDERS)
+DRAFTER_NAMES: tuple[str, ...] = tuple(_BUILDERS)  # those that need nothing but tokens
 
 
 def make_drafter(name: str, vocab_size: int) -> Drafter:
