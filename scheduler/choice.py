@@ -62,6 +62,7 @@ class Choice:
         "first_token_time",
         "group",
         "index",
+        "last_drafted",
         "last_token_time",
         "max_drafts",
         "num_accepted",
@@ -96,6 +97,7 @@ class Choice:
         self.first_scheduled_time: float | None = None
         self.first_token_time: float | None = None
         self.last_token_time: float | None = None
+        self.last_drafted = max_drafts  # drafts that its latest step verified
         self.num_drafted = 0
         self.num_accepted = 0
         self._accepted_histogram = [0] * (max_drafts + 1)

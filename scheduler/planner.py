@@ -41,8 +41,12 @@ class Planner:
         prefilling = [choice for choice in roster.running if not choice.sequence.decoding]
 
         rows_left = self.config.max_num_batched_tokens - len(decoding)
-        drafts_left = draft_allowance(rows_left, self._pending_prefill(prefilling))
-        grants = share_drafts([self._wanted_drafts(choice) for choice in decoding], drafts_left)
+        pending = self._pending_prefill(prefilling)
+        drafts_left = draft_allowance(rows_left, pending)
+        wanted = [self._wanted_drafts(choice) for choice in decoding]
+        if pending > rows_left - sum(wanted):
+            wanted = [min(k, _growth(choice)) for k, choice in zip(wanted, decoding, strict=True)]
+        grants = share_drafts(wanted, drafts_left)
         rows_left -= sum(grants)
         drafts_left -= sum(grants)
 
@@ -106,3 +110,11 @@ class Planner:
                 sequence, min(self._wanted_drafts(choice), drafts_left, rows_left - num_tokens)
             )
         return PlanItem(sequence, num_tokens, drafts)
+
+
+def _growth(choice: Choice) -> int:
+    """Drafts to keep rows for while prompts wait for them: some more than the choice's latest step verified.
+
+    How many will be verified is decided when the step runs, often none; rows that nobody uses would delay a prompt.
+    """
+    return 2 * choice.last_drafted + 2

@@ -374,6 +374,7 @@ class Scheduler:
 
     def _count(self, choice: Choice, item: PlanItem, output: SequenceOutput, kept: int, now: float) -> None:
         tally, accepted = self._roster.tally, min(output.num_accepted, kept)
+        choice.last_drafted = output.num_drafted
         if output.num_drafted:
             choice.count_drafts(output.num_drafted, accepted)
         if kept:
