@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kvcache.ledger import Ledger
 from kvcache.manager import KVCacheManager
 from kvcache.memory import available_bytes
-from kvcache.storage import KVStorage, blocks_in_budget, bytes_per_block
-from model.checks_cache import ChecksCache, digest
+from kvcache.storage import KVStorage, PlaneSpec, blocks_in_budget, bytes_per_block
 from model.exactness import ExactnessReport
-from model.interface import Executor
 from model.kernels.load import find_kernels, kernels_identity
 from model.loader import LoadedModel
-from model.model_cache import default_home
 from model.opening import open_model
 from scheduler.audit import AuditConfig
 from scheduler.config import SchedulerConfig
@@ -33,12 +31,11 @@ from server.metrics import Metrics
 from server.resolve import ModelFacts
 from server.service import Service
 from server.settings import Settings
+from server.speculating import load_draft
 from server.version import VERSION
-from specdec.draft_length.cost import StepCost
-from specdec.draft_length.measure import measure_step_cost
+from specdec.describe import describe_speculation, drafter_memory
 from specdec.probe import measured_exactness
 from specdec.sampling import Sampler
-from specdec.speculation import Speculation, SpeculationConfig, build_speculation
 from specdec.step import SpeculativeStep
 
 Report = Callable[[str], None]
@@ -60,7 +57,8 @@ def build_service(settings: Settings, report: Report) -> Service:
     each with one line, if the model or the settings cannot be served.
     """
     loaded, _ = load(settings, report)
-    return assemble(settings, loaded, settings.served_model_name or (loaded.info.name,))
+    draft = load_draft(settings, loaded, report)
+    return assemble(settings, loaded, settings.served_model_name or (loaded.info.name,), draft)
 
 
 def load(settings: Settings, report: Report) -> tuple[LoadedModel, Path]:
@@ -77,9 +75,13 @@ def load(settings: Settings, report: Report) -> tuple[LoadedModel, Path]:
     )
 
 
-def assemble(settings: Settings, loaded: LoadedModel, names: tuple[str, ...]) -> Service:
-    """A service around a loaded model; its engine is not started. Raises StartError, or ModelError below a required
-    level."""
+def assemble(
+    settings: Settings, loaded: LoadedModel, names: tuple[str, ...], draft: LoadedModel | None = None
+) -> Service:
+    """A service around a loaded model, and a draft model if given; its engine is not started.
+
+    Raises StartError, or ModelError below a required level.
+    """
     info = loaded.info
     max_model_len = info.max_model_len if settings.max_model_len is None else settings.max_model_len
     if max_model_len > info.max_model_len:
@@ -87,7 +89,8 @@ def assemble(settings: Settings, loaded: LoadedModel, names: tuple[str, ...]) ->
             f"max_model_len is {max_model_len}, but {info.name} has a context of {info.max_model_len} tokens"
         )
     k = settings.num_speculative_tokens
-    num_blocks = _num_blocks(settings, loaded, max_model_len)
+    planes = (*loaded.executor.planes, *(draft.executor.planes if draft is not None else ()))
+    num_blocks = _num_blocks(settings, planes, info.device, max_model_len)
     audit_blocks = _audit_blocks(settings, num_blocks, max_model_len)
     all_blocks = num_blocks + audit_blocks
     ledger = Ledger(all_blocks, settings.block_size) if settings.ledger else None
@@ -98,13 +101,14 @@ def assemble(settings: Settings, loaded: LoadedModel, names: tuple[str, ...]) ->
         num_private_blocks=audit_blocks,
         observer=ledger,
     )
-    planes = loaded.executor.planes
     storage = KVStorage(planes, num_blocks=all_blocks, block_size=settings.block_size, device=info.device)
     loaded.executor.bind(storage)
     try:
         speculation = _speculation(settings, loaded, storage) if k else None
     except ValueError as error:
         raise StartError(str(error)) from error
+    drafters = speculation.drafters if speculation else {}
+    controller = speculation.controller if speculation else None
     kernels, kernels_found = find_kernels(loaded.kernels)
     sampler = Sampler(kernels)
     exactness = measured_exactness(loaded, sampler)
@@ -115,10 +119,10 @@ def assemble(settings: Settings, loaded: LoadedModel, names: tuple[str, ...]) ->
         loaded.executor,
         manager,
         storage,
-        drafters=speculation.drafters if speculation else {},
+        drafters=drafters,
         default_drafter=speculation.default_drafter if speculation else None,
         sampler=sampler,
-        controller=speculation.controller if speculation else None,
+        controller=controller,
         max_model_len=max_model_len,
         ledger=ledger,
     )
@@ -150,6 +154,8 @@ def assemble(settings: Settings, loaded: LoadedModel, names: tuple[str, ...]) ->
         model_name=names[0],
         audits=settings.audit_rate > 0.0,
         max_speculative_tokens=k,
+        drafters=tuple(drafters),
+        drafter_memory=drafter_memory(drafters),
         exactness_level=int(exactness.level[1:]),
         cache_config={
             "block_size": settings.block_size,
@@ -175,6 +181,7 @@ def assemble(settings: Settings, loaded: LoadedModel, names: tuple[str, ...]) ->
         metrics=metrics,
         fingerprint=fingerprint,
         created=int(time.time()),
+        speculation=partial(describe_speculation, drafters, controller.cost if controller else None),
         info=_server_info(
             settings, loaded, exactness, facts, storage, fingerprint, _kernels_info(loaded, kernels_found)
         ),
@@ -197,29 +204,6 @@ class TextFilters:
             stop_token_ids=params.stop_token_ids,
             min_tokens=params.min_tokens,
         )
-
-
-def _speculation(settings: Settings, loaded: LoadedModel, storage: KVStorage) -> Speculation:
-    """What a step costs is measured once for a model and machine, and remembered."""
-    cache = ChecksCache(default_home() / "checks")
-    max_rows = settings.max_num_batched_tokens
-    key = digest(["step cost", loaded.fingerprint, max_rows])
-
-    def measure(executor: Executor, storage: KVStorage, max_rows: int) -> StepCost:
-        try:
-            return StepCost([(int(rows), float(seconds)) for rows, seconds in cache.get(key)])
-        except (TypeError, ValueError):
-            cost = measure_step_cost(executor, storage, max_rows)
-            cache.put(key, cost.points)
-            return cost
-
-    return build_speculation(
-        SpeculationConfig(settings.drafter, settings.draft_length),
-        executor=loaded.executor,
-        storage=storage,
-        max_rows=max_rows,
-        measure=measure,
-    )
 
 
 def _audit_blocks(settings: Settings, num_blocks: int, max_model_len: int) -> int:
@@ -259,14 +243,14 @@ def system_fingerprint(model_fingerprint: str, sampling: str) -> str:
     return "fp_" + hashlib.sha256(f"{model_fingerprint}/{sampling}/{VERSION}".encode()).hexdigest()[:16]
 
 
-def _num_blocks(settings: Settings, loaded: LoadedModel, max_model_len: int) -> int:
+def _num_blocks(settings: Settings, planes: Sequence[PlaneSpec], device: str, max_model_len: int) -> int:
     if settings.num_blocks is not None:
         return settings.num_blocks
-    planes, block_size = loaded.executor.planes, settings.block_size
+    block_size = settings.block_size
     if settings.kv_cache_memory is not None:
         budget, name = settings.kv_cache_memory, "kv_cache_memory"
     else:
-        budget, name = available_bytes(loaded.info.device) // FREE_MEMORY_SHARE, "a quarter of the free memory"
+        budget, name = available_bytes(device) // FREE_MEMORY_SHARE, "a quarter of the free memory"
     fitting = blocks_in_budget(planes, block_size, budget)
     if fitting < 1:
         needed = 2 * bytes_per_block(planes, block_size)
@@ -312,10 +296,6 @@ def _server_info(
             "capacity_tokens": facts.kv_capacity,
             "bytes": storage.num_bytes,
             "planes": len(storage.names),
-        },
-        "speculation": {
-            "num_speculative_tokens": facts.num_speculative_tokens,
-            "drafters": list(facts.drafters),
         },
         "limits": {
             "max_model_len": facts.max_model_len,

@@ -29,6 +29,11 @@ BODIES: dict[str, dict[str, Any]] = {
     "greedy, ends by a stop string": {"temperature": 0, "stop": ["e"], "max_tokens": 64, "return_token_ids": True},
     "best of 3": {"best_of": 3, "n": 2, "return_token_ids": True},
     "echo": {"echo": True, "logprobs": 0},
+    "with a prediction": {
+        "prediction": {"type": "content", "content": "the quick brown fox"},
+        "speculation": {"num_speculative_tokens": 3},
+        "return_token_ids": True,
+    },
     "everything": {
         "seed": 7,
         "ignore_eos": True,
