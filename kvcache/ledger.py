@@ -11,6 +11,7 @@ the sequence's own tokens::
     ledger                   ->  what was written to that slot --+
 
     life of a slot: unwritten -> written (this step) -> verified | rolled back -> written again ..
+                    drafted: written through the first layers only, for the drafts of this step alone
     A block that is given out anew begins another life: whatever its slots held counts as unwritten.
 
 Same threads as the manager: whoever may use that may use this.
@@ -32,8 +33,14 @@ from kvcache.violation import LedgerError, Violation
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-WRITTEN, VERIFIED, ROLLED_BACK = 1, 2, 3
-_STATES = {0: "unwritten", WRITTEN: "written in this step", VERIFIED: "verified", ROLLED_BACK: "rolled back"}
+WRITTEN, VERIFIED, ROLLED_BACK, DRAFTED = 1, 2, 3, 4
+_STATES = {
+    0: "unwritten",
+    WRITTEN: "written in this step",
+    VERIFIED: "verified",
+    ROLLED_BACK: "rolled back",
+    DRAFTED: "written through the first layers only",
+}
 
 
 class _Holder:
@@ -72,8 +79,9 @@ class _Commit:
 class Ledger:
     """For one set of planes. Pass it to KVCacheManager as ``observer`` and to SpeculativeStep as ``ledger``.
 
-    ``check`` before each forward, ``settle`` when its outcome is known. About 40 bytes a slot; a check costs
-    O(context of the batch).
+    ``check`` before each forward, ``settle`` when its outcome is known; ``check_draft`` before a forward of the first
+    layers that drafts for the step whose ``check`` comes next. About 40 bytes a slot; a check costs O(context of the
+    batch).
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -82,6 +90,7 @@ class Ledger:
         self.step = 0
         self.rows_checked = 0
         self.positions_checked = 0  # positions of contexts, each once a step
+        self.draft_rows_checked = 0
         slots = num_blocks * block_size
         self._writer = np.full(slots, -1, dtype=np.int64)
         self._position = np.full(slots, -1, dtype=np.int64)
@@ -96,6 +105,7 @@ class Ledger:
         self._holders: dict[int, _Holder] = {}
         self._open: list[_Open] = []
         self._open_slots = np.empty(0, dtype=np.int64)
+        self._drafted: list[Ints] = []  # slots that drafts of this step wrote
         self._commits: list[_Commit] = []
 
     # -- what pool and manager tell (kvcache.observer.CacheObserver) -----------------------------------------------
@@ -152,18 +162,11 @@ class Ledger:
         """``rows`` are about to run for ``claims``, in order. Raises LedgerError, having noted no write."""
         self._abandon()
         self.step += 1
-        self._check_commits()
-        holders = [self._claimant(claim, _first_slot(rows, s)) for s, claim in enumerate(claims)]
-        view = look(rows, claims, [holder.length for holder in holders], self.num_blocks, self._raise)
-        self._check_blocks(view, holders)
-        self._check_writes(view)
-        undo = self._write(view)
         try:
-            self._check_reads(view, holders)
-        except LedgerError:
-            for array, before in undo:
-                array[view.slots] = before
-            raise
+            self._check_commits()
+            view, holders = self._pass(rows, claims, WRITTEN)
+        finally:
+            self._end_drafts()
         self._open_slots = view.slots
         self._open = [
             _Open(holder, int(start), view.token_ids[begin:end].tolist())
@@ -173,6 +176,21 @@ class Ledger:
         ]
         self.rows_checked += len(view.slots)
         self.positions_checked += len(view.read_slots)
+
+    def check_draft(self, rows: ForwardRows, claims: Sequence[Claim]) -> None:
+        """``rows`` are about to run through the first layers, to draft for the step whose ``check`` comes next.
+
+        Later drafts of that step may read what they write; the step itself must write it again, in all layers. The
+        claims' drafts are those so far. Raises LedgerError, having noted no write.
+        """
+        self._abandon()
+        self.step += 1  # the step that they are for
+        try:
+            view, _ = self._pass(rows, claims, DRAFTED)
+        finally:
+            self.step -= 1
+        self._drafted.append(view.slots)
+        self.draft_rows_checked += len(view.slots)
 
     def settle(self, tokens: Sequence[Sequence[int]]) -> None:
         """The forward ran and its outcome is applied: ``tokens`` are those of each claim's sequence now.
@@ -199,6 +217,27 @@ class Ledger:
         if self._written_in[slot] != self._generation[block]:
             return f"{what}, left over from before block {block} was given out anew"
         return f"{what}, {_STATES[int(self._state[slot])]}"
+
+    def _pass(self, rows: ForwardRows, claims: Sequence[Claim], state: int) -> tuple[StepView, list[_Holder]]:
+        """Check ``rows`` and note what they write as ``state``."""
+        holders = [self._claimant(claim, _first_slot(rows, s)) for s, claim in enumerate(claims)]
+        view = look(rows, claims, [holder.length for holder in holders], self.num_blocks, self._raise)
+        self._check_blocks(view, holders)
+        self._check_writes(view)
+        undo = self._write(view, state)
+        try:
+            self._check_reads(view, holders, state)
+        except LedgerError:
+            for array, before in undo:
+                array[view.slots] = before
+            raise
+        return view, holders
+
+    def _end_drafts(self) -> None:
+        """What drafts wrote and the step did not write again is worth nothing to anybody."""
+        for slots in self._drafted:
+            self._state[slots[self._state[slots] == DRAFTED]] = ROLLED_BACK
+        self._drafted.clear()
 
     def _abandon(self) -> None:
         """A forward whose outcome was never settled: whether it wrote is unknown."""
@@ -302,7 +341,7 @@ class Ledger:
             row = int(shared.argmax())
             self._raise_row("write into a committed block", view, row, "a block of its own, not committed")
 
-    def _write(self, view: StepView) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+    def _write(self, view: StepView, state: int) -> list[tuple[NDArray[Any], NDArray[Any]]]:
         """Note the rows as written; returns what stood there before."""
         slots, sequences = view.slots, view.row_sequences
         # A row's KV depends on what it reads: the digest goes on from what stands before the sequence's first row.
@@ -313,7 +352,7 @@ class Ledger:
             (self._position, view.positions),
             (self._token, view.token_ids),
             (self._digest, view.digests[view.row_reads] + gap[sequences]),
-            (self._state, WRITTEN),
+            (self._state, state),
             (self._written_in, self._generation[slots // self.block_size]),
         ]
         undo = []
@@ -322,14 +361,18 @@ class Ledger:
             array[slots] = value
         return undo
 
-    def _check_reads(self, view: StepView, holders: Sequence[_Holder]) -> None:
-        """Every position of every row's context: the right token, of the right prefix, from a lawful writer."""
+    def _check_reads(self, view: StepView, holders: Sequence[_Holder], written: int) -> None:
+        """Every position of every row's context: the right token, of the right prefix, from a lawful writer.
+
+        ``written`` is the state of what this forward writes, and may read beside what is verified.
+        """
         slots, positions, sequences = view.read_slots, view.read_positions, view.read_sequences
         state = self._state[slots]
         given = np.array([holder.num_shared * self.block_size for holder in holders])
         checks: list[tuple[str, Bools]] = [
             ("unwritten slot", self._written_in[slots] != self._generation[slots // self.block_size]),
-            ("rolled back slot", (state != VERIFIED) & (state != WRITTEN)),
+            ("drafted slot", (state == DRAFTED) & (written != DRAFTED)),
+            ("rolled back slot", (state != VERIFIED) & (state != written) & (state != DRAFTED)),
             ("wrong position", self._position[slots] != positions),
             ("wrong token", self._token[slots] != view.read_tokens),
             ("foreign slot", (self._writer[slots] != view.seq_ids[sequences]) & (positions >= given[sequences])),

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kvcache.storage import KVStorage, PlaneSpec
+from model.batch import PackedBatch
 from model.errors import ModelError
-from model.interface import ModelInfo
+from model.interface import ExitExecutor, ForwardOutput, ModelInfo, ReducedHead
 
 
 def check_depth(num_layers: int, info: ModelInfo) -> None:
@@ -23,3 +25,46 @@ def head_ids(token_ids: Sequence[int], vocab_size: int) -> Tensor:
     if not ids or ids[0] < 0 or ids[-1] >= vocab_size or len(set(ids)) != len(ids):
         raise ValueError(f"a head needs distinct ids of 0..{vocab_size - 1}, got {len(ids)}: {ids[:3]} .. {ids[-3:]}")
     return torch.tensor(ids, dtype=torch.int64)
+
+
+class FirstLayers:
+    """The first layers of ``executor`` as an executor of its own: every forward stops there.
+
+    With ``head``, its logits are those of that part of the vocabulary.
+    """
+
+    def __init__(self, executor: ExitExecutor, num_layers: int, head: ReducedHead | None = None) -> None:
+        self._executor = executor
+        self._num_layers = num_layers
+        self._head = head
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._executor.info
+
+    @property
+    def kind(self) -> str:
+        return self._executor.kind
+
+    @property
+    def planes(self) -> tuple[PlaneSpec, ...]:
+        return self._executor.planes
+
+    def bind(self, storage: KVStorage) -> None:
+        self._executor.bind(storage)
+
+    def forward(
+        self,
+        batch: PackedBatch,
+        *,
+        capture_layers: bool = False,
+        num_layers: int | None = None,
+        head: ReducedHead | None = None,
+    ) -> ForwardOutput:
+        """``num_layers`` and ``head``, if given, go before its own."""
+        return self._executor.forward(
+            batch,
+            capture_layers=capture_layers,
+            num_layers=self._num_layers if num_layers is None else num_layers,
+            head=self._head if head is None else head,
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from kvcache.violation import LedgerError
 from specdec.drafters.base import CostlyDrafter, Drafter, DraftRequest
 from specdec.drafters.draft import Draft
 from specdec.drafters.scored import ScoringDrafter
@@ -20,7 +21,8 @@ class Drafting:
     """The drafters by name, and who uses which: one of them, or with ``AUTO`` all.
 
     A drafter that raises or answers nonsense costs its sequences its drafts for this step; ``num_failures`` counts it
-    and the log says why. Raises ValueError for a default that is no drafter, or for a drafter named ``AUTO``.
+    and the log says why. Only what the ledger finds wrong in a drafter's forward is raised. Raises ValueError for a
+    default that is no drafter, or for a drafter named ``AUTO``.
     """
 
     def __init__(self, drafters: Mapping[str, Drafter], default_drafter: str | None, vocab_size: int) -> None:
@@ -54,14 +56,17 @@ class Drafting:
             if len(answers) != len(requests):
                 raise ValueError(f"{len(answers)} answers to {len(requests)} requests")
             return [self._cut(a, r.max_drafts) for a, r in zip(answers, requests, strict=True)]
+        except LedgerError:
+            raise
         except Exception:
             self._failed(drafter, "propose")
             return [Draft(name)] * len(requests)
 
     def num_missing(self, name: str, sequence: Sequence) -> int | None:
-        """Rows that costly drafter ``name`` lacks for ``sequence``; None if it cannot say."""
+        """Rows that costly drafter ``name`` lacks for ``sequence``; None if it cannot draft for it, or cannot say."""
         try:
-            return max(0, int(self.costly[name].num_missing(sequence)))
+            missing = self.costly[name].num_missing(sequence)
+            return None if missing is None else max(0, int(missing))
         except Exception:
             self._failed(self.costly[name], "num_missing")
             return None

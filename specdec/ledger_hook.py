@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
@@ -12,13 +14,39 @@ from kvcache.ledger import Ledger
 from kvcache.ledger_rows import Claim, ForwardRows, Ints
 from kvcache.violation import LedgerError
 from model.batch import PackedBatch
+from specdec.drafters.base import Drafter
 from specdec.sequence import Sequence
 
 logger = logging.getLogger(__name__)
 
 
+@runtime_checkable
+class WritesTarget(Protocol):
+    """A drafter that runs forwards of its own over the target's planes and lets ``ledger``, if set, check each."""
+
+    ledger: Ledger | None
+
+
 def check_forward(ledger: Ledger, batch: PackedBatch, drafted: Seq[tuple[Sequence, Seq[int]]]) -> None:
     """``batch`` is about to run for these sequences and their drafts. Logs and raises LedgerError."""
+    _check(ledger.check, batch, drafted)
+
+
+def check_draft_forward(ledger: Ledger, batch: PackedBatch, drafted: Seq[tuple[Sequence, Seq[int]]]) -> None:
+    """``batch`` is about to run through the target's first layers, to draft on. Logs and raises LedgerError."""
+    _check(ledger.check_draft, batch, drafted)
+
+
+def watch(ledger: Ledger, drafters: Iterable[Drafter]) -> None:
+    """Let ``ledger`` see the forwards of those drafters that write to the target's planes."""
+    for drafter in drafters:
+        if isinstance(drafter, WritesTarget):
+            drafter.ledger = ledger
+
+
+def _check(
+    check: Callable[[ForwardRows, Seq[Claim]], None], batch: PackedBatch, drafted: Seq[tuple[Sequence, Seq[int]]]
+) -> None:
     rows = ForwardRows(
         input_ids=_ints(batch.input_ids),
         positions=_ints(batch.positions),
@@ -29,7 +57,7 @@ def check_forward(ledger: Ledger, batch: PackedBatch, drafted: Seq[tuple[Sequenc
     )
     claims = [Claim(sequence.seq_id, sequence.table, sequence.tokens, drafts) for sequence, drafts in drafted]
     try:
-        ledger.check(rows, claims)
+        check(rows, claims)
     except LedgerError as error:
         _log(error)
         raise

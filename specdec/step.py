@@ -36,7 +36,7 @@ from specdec.draft_length.lengths import Choice
 from specdec.drafters.base import Drafter
 from specdec.drafting import Drafting
 from specdec.errors import ErrorType, SamplingError
-from specdec.ledger_hook import check_forward, settle
+from specdec.ledger_hook import check_forward, settle, watch
 from specdec.logprobs import token_logprobs
 from specdec.plan import PlanItem, SequenceOutput, StepPlan, StepResult, StepStats, TokenLogprobs
 from specdec.proposing import Proposing, Wish
@@ -116,6 +116,8 @@ class SpeculativeStep:
         self._max_model_len = info.max_model_len if max_model_len is None else max_model_len
         self._states: dict[int, SamplingState] = {}
         self._ledger = ledger
+        if ledger is not None:
+            watch(ledger, drafters.values())
 
     @property
     def num_drafter_failures(self) -> int:

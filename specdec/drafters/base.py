@@ -46,5 +46,8 @@ class CostlyDrafter(Drafter, Protocol):
     def round_seconds(self, rows: int) -> float:
         """What a round of ``rows`` (>= 0) rows should take."""
 
-    def num_missing(self, sequence: Sequence) -> int:
-        """Known tokens before the last one that the next ``propose`` would have to take in first."""
+    def num_missing(self, sequence: Sequence) -> int | None:
+        """Known tokens before the last one that the next ``propose`` would have to take in first.
+
+        None if it would propose nothing for this sequence, whatever the price.
+        """
