@@ -119,6 +119,14 @@ class CellRunner:
 
     def run(self, cells: Sequence[Cell]) -> None:
         """Measure ``cells`` in their order; those for which there is no time go to ``left_out``."""
+        gc.collect()
+        gc.freeze()  # what is there by now stays: collecting before each run need not look at it again
+        try:
+            self._run_all(cells)
+        finally:
+            gc.unfreeze()
+
+    def _run_all(self, cells: Sequence[Cell]) -> None:
         for number, cell in enumerate(cells):
             rest = sum(self._pair_seconds(other) for other in cells[number:])
             pairs = self._pace.pairs(
