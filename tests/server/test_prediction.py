@@ -16,12 +16,15 @@ from server.service import Service
 from tests.server.builders import CONTEXT, EOS, MODEL_NAME, build_service, metric, running, sse_events
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # each is a token, whatever stands beside it
-NUM_TOKENS = 32
+NUM_TOKENS = 24
 
 
 @pytest.fixture(scope="module")
 def suffix_service(tiny_model: Path, model_home: Path) -> Service:
-    return build_service(tiny_model, model_home, drafter="suffix", audit_rate=1.0)
+    """With a fixed draft length: what a controller picks follows from how long steps take."""
+    return build_service(
+        tiny_model, model_home, drafter="suffix", draft_length="fixed", num_speculative_tokens=4, audit_rate=1.0
+    )
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +110,7 @@ def test_parts_are_one_text(client: openai.OpenAI, letters: list[int]) -> None:
         {"temperature": 1, "logprobs": 2},
         {"temperature": 0.8, "frequency_penalty": 1.5, "stop": ["A"]},
         {"n": 3},
-        {"prompt": ["the quick", "0 1 2", "x"], "n": 2},
+        {"prompt": ["the quick", "0 1 2"], "n": 2},
         {"echo": True, "logprobs": 0},
         {"best_of": 3, "n": 1},
         {"speculation": {"num_speculative_tokens": 0}},
@@ -169,18 +172,18 @@ def test_a_prediction_that_no_answer_could_hold_is_refused(
     assert sum(details(complete(client, letters, "A" * CONTEXT))) == CONTEXT
 
 
-def test_a_server_whose_drafter_reads_no_prediction_takes_it_all_the_same(http: httpx.Client) -> None:
-    body = {
-        "model": MODEL_NAME,
-        "prompt": "a",
-        "max_tokens": 4,
-        "seed": 1,
-        "speculation": {"num_speculative_tokens": 0},
-    }
+@pytest.mark.parametrize("speculation", [{}, {"drafter": "ngram"}, {"num_speculative_tokens": 0}], ids=str)
+def test_a_prediction_is_taken_whoever_drafts_and_however_far(http: httpx.Client, speculation: dict[str, Any]) -> None:
+    """The server of the other tests: the best of all drafters, as far as it pays."""
+    body = {"model": MODEL_NAME, "prompt": "0 1 2 0 1", "max_tokens": 24, "seed": 1, "return_token_ids": True}
+    body |= {"speculation": speculation}
     plain = http.post("/v1/completions", json=body).json()
-    answer = http.post("/v1/completions", json={**body, "prediction": {"type": "content", "content": "abc"}}).json()
+    predicted = {"type": "content", "content": plain["choices"][0]["text"]}
+    answer = http.post("/v1/completions", json={**body, "prediction": predicted}).json()
     assert answer["choices"] == plain["choices"]
-    assert answer["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] == 0
+    details = answer["usage"]["completion_tokens_details"]
+    if speculation.get("num_speculative_tokens") == 0:
+        assert details["accepted_prediction_tokens"] == 0 < details["rejected_prediction_tokens"]
 
 
 def test_audits_run_without_the_prediction_and_agree(url: str, client: openai.OpenAI, letters: list[int]) -> None:

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from server.service import Service
-from tests.server.builders import MODEL_NAME, sse_events
+from tests.server.builders import MODEL_NAME, metric, sse_events
 
 REPEATS = {
     "model": MODEL_NAME,
@@ -89,6 +89,34 @@ def test_every_drafter_that_the_server_lists_may_be_asked_for_and_changes_no_ans
     refused = http.post("/v1/completions", json={**REPEATS, "speculation": {"drafter": "oracle"}}).json()["error"]
     assert refused["param"] == "speculation.drafter"
     assert all(name in refused["message"] for name in listed)
+
+
+def test_the_metrics_tell_who_drafted_and_what_is_held(http: httpx.Client, base: str) -> None:
+    for name in ("ngram", "suffix"):
+        drafted = metric(base, "spec_decode_drafter_draft_tokens_total", drafter=name)
+        spec = report(http, speculation={"num_speculative_tokens": 3, "drafter": name})
+        after = metric(base, "spec_decode_drafter_draft_tokens_total", drafter=name)
+        assert after == drafted + spec["num_draft_tokens"] > drafted
+    for what in ("drafts", "draft_tokens", "accepted_tokens"):
+        assert metric(base, f"spec_decode_drafter_{what}_total") == metric(base, f"spec_decode_num_{what}_total")
+    assert metric(base, "spec_decode_num_speculative_tokens_sum") == metric(base, "spec_decode_num_draft_tokens_total")
+    told = {drafter["name"]: drafter for drafter in http.get("/v1/server_info").json()["speculation"]["drafters"]}
+    most = told["suffix"]["max_memory_bytes"]
+    assert 0 < told["suffix"]["memory_bytes"] <= most
+    assert 0 < metric(base, "drafter_memory_bytes", drafter="suffix") <= most
+
+
+def test_what_was_expected_of_steps_stands_beside_what_came(http: httpx.Client, base: str) -> None:
+    report(http)
+    for name in ("tokens", "step_seconds"):
+        assert metric(base, f"spec_decode_expected_{name}_total") > 0
+        assert metric(base, f"spec_decode_measured_{name}_total") > 0
+    assert metric(base, "spec_decode_expected_speedup") > 0
+    assert metric(base, "spec_decode_plain_seconds_total") > 0
+    points = http.get("/v1/server_info").json()["speculation"]["step_seconds"]
+    rows = [point["rows"] for point in points]
+    assert rows == sorted(rows)
+    assert all(point["seconds"] > 0 for point in points)
 
 
 def test_the_server_tells_its_drafters_and_what_they_and_its_steps_cost(http: httpx.Client, service: Service) -> None:
