@@ -44,7 +44,9 @@ class FirstLayers:
 
     @property
     def kind(self) -> str:
-        return self._executor.kind
+        """Says where it stops: it costs what no other executor does."""
+        head = "" if self._head is None else f", head of {len(self._head.token_ids)}"
+        return f"{self._executor.kind}, first {self._num_layers} layers{head}"
 
     @property
     def planes(self) -> tuple[PlaneSpec, ...]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
 
 import torch
@@ -55,9 +55,10 @@ class ExitDrafter:
     A draft ends with its first stop token, and with the first token behind which the estimate that all of it is
     accepted is below ``least_survival`` (estimates: :class:`specdec.drafters.draft_sampling.DraftSampler`).
 
-    ``cost`` is what a round takes by its rows. Without it, it is measured, and nothing in ``storage`` may be in use.
-    ``ledger``, if set, checks each round. Raises ModelError, one line, if the target cannot stop after ``num_layers``
-    layers or cannot compute the logits of a part of its vocabulary, and ValueError if ``reduced`` is not positive.
+    ``measure`` says what so many rows of an executor cost; here it gets the first layers as one, whose ``kind`` names
+    them. By default it runs them, so nothing in ``storage`` may be in use. ``ledger``, if set, checks each round.
+    Raises ModelError, one line, if the target cannot stop after ``num_layers`` layers or cannot compute the logits of a
+    part of its vocabulary, and ValueError if ``reduced`` is not positive.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class ExitDrafter:
         num_layers: int,
         reduced: int | None = REDUCED_VOCABULARY,
         least_survival: float = LEAST_SURVIVAL,
-        cost: StepCost | None = None,
+        measure: Callable[[Executor, KVStorage, int], StepCost] = measure_step_cost,
         name: str = "exit",
     ) -> None:
         if reduced is not None and reduced < 1:
@@ -96,7 +97,7 @@ class ExitDrafter:
             least_survival=least_survival,
             reliability=self.reliability,
         )
-        self._cost = measure_step_cost(self._layers, storage, max_rows=_MEASURED_ROWS) if cost is None else cost
+        self._cost = measure(self._layers, storage, _MEASURED_ROWS)
 
     @property
     def num_ids(self) -> int:

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvcache.storage import KVStorage
 from model.batch import PackedBatch, RowSpan
 from model.errors import ModelError
 from model.interface import Executor, ForwardOutput, ReducedHead
@@ -30,7 +31,10 @@ from tests.specdec.draft_builders import PARAMS
 from tests.specdec.table_model import TableExecutor
 
 GREEDY = SamplingParams(seed=0, temperature=0.0, max_tokens=14)
-COST = StepCost([(1, 1e-3), (64, 2e-3)])
+
+
+def known_cost(executor: Executor, storage: KVStorage, max_rows: int) -> StepCost:
+    return StepCost([(1, 1e-3), (64, 2e-3)])
 
 
 class ExitToy(ToyExecutor):
@@ -90,7 +94,7 @@ class ExitBench(Bench):
             num_layers=num_layers,
             reduced=reduced,
             least_survival=least_survival,
-            cost=COST,
+            measure=known_cost,
         )
         self.step = SpeculativeStep(
             self.executor,
@@ -440,14 +444,14 @@ def test_what_the_target_cannot_do_is_refused() -> None:
     table = TableExecutor(8)
     storage = Bench(table).storage
     with pytest.raises(ModelError, match="generic/table cannot stop"):
-        ExitDrafter(table, storage, sampler, num_layers=1, cost=COST)
+        ExitDrafter(table, storage, sampler, num_layers=1, measure=known_cost)
     toy = ExitToy()
     storage = Bench(toy).storage
     for depth in (0, 4):
         with pytest.raises(ModelError, match=f"after {depth} layers"):
-            ExitDrafter(toy, storage, sampler, num_layers=depth, cost=COST)
+            ExitDrafter(toy, storage, sampler, num_layers=depth, measure=known_cost)
     with pytest.raises(ValueError, match="at least one id"):
-        ExitDrafter(toy, storage, sampler, num_layers=1, reduced=0, cost=COST)
+        ExitDrafter(toy, storage, sampler, num_layers=1, reduced=0, measure=known_cost)
 
 
 def test_it_is_a_costly_scoring_drafter_that_measures_what_it_costs() -> None:
@@ -458,3 +462,18 @@ def test_it_is_a_costly_scoring_drafter_that_measures_what_it_costs() -> None:
     assert isinstance(drafter, WritesTarget)
     assert sum(toy.exits) > 0
     assert 0 < drafter.round_seconds(1) <= drafter.round_seconds(64)
+
+
+def test_who_measures_is_told_where_the_layers_end() -> None:
+    toy = ExitToy()
+    kinds = []
+
+    def measure(executor: Executor, storage: KVStorage, max_rows: int) -> StepCost:
+        kinds.append(executor.kind)
+        return known_cost(executor, storage, max_rows)
+
+    for depth, reduced in ((1, None), (2, None), (2, 8), (2, 9)):
+        drafter = ExitDrafter(toy, Bench(toy).storage, Sampler(), num_layers=depth, reduced=reduced, measure=measure)
+        assert drafter.round_seconds(1) == 1e-3
+    assert len(set(kinds)) == 4
+    assert toy.kind not in kinds
