@@ -9,7 +9,7 @@ import itertools
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvcache.ledger import Ledger
@@ -20,12 +20,12 @@ from model.kernels import KernelsChoice, get_kernels
 from scheduler.config import SchedulerConfig
 from scheduler.request import ChoiceEvent, ChoiceSpec, ChoiceTiming, EngineRequest, TextDecision
 from scheduler.scheduler import Scheduler
-from specdec.draft_length.cost import StepCost
+from specdec.draft_length.measure import measure_step_cost
 from specdec.drafters.base import Drafter
 from specdec.params import SamplingParams
 from specdec.plan import StepPlan, StepResult, StepStats, TokenLogprobs
 from specdec.sampling import Sampler
-from specdec.speculation import DraftLength, Speculation, SpeculationConfig, build_speculation
+from specdec.speculation import DraftLength, Measure, Speculation, SpeculationConfig, build_speculation
 from specdec.step import SpeculativeStep
 
 
@@ -41,6 +41,7 @@ class OfflineConfig:
     num_speculative_tokens: int = 4  # 0: off
     drafter: str = "ngram"
     draft_length: DraftLength = "fixed"
+    exit_layers: int | None = None
     max_num_batched_tokens: int = 512
     max_num_seqs: int = 64
     prefix_cache: bool = True
@@ -88,8 +89,8 @@ class KeepAll:
 class OfflineEngine:
     """Owns a pool and storage for ``executor`` (which it re-binds). One caller at a time.
 
-    ``drafter`` replaces the one that ``config`` names, ``measure`` the measurement of what a step costs. Requests get
-    seq_id 0, 1, .. in the order in which they come.
+    ``drafter`` replaces those that ``config`` names; ``draft`` is a draft model; ``measure`` says what a step costs.
+    Requests get seq_id 0, 1, .. in the order in which they come.
     """
 
     def __init__(
@@ -99,25 +100,34 @@ class OfflineEngine:
         *,
         num_blocks: int,
         drafter: Drafter | None = None,
-        measure: Callable[[Executor, KVStorage, int], StepCost] | None = None,
+        draft: Executor | None = None,
+        measure: Measure = measure_step_cost,
     ) -> None:
         self.ledger = Ledger(num_blocks, config.block_size) if config.ledger else None
         self.manager = KVCacheManager(
             num_blocks, config.block_size, enable_prefix_cache=config.prefix_cache, observer=self.ledger
         )
         self.storage = KVStorage(
-            executor.planes, num_blocks=num_blocks, block_size=config.block_size, device=executor.info.device
+            (*executor.planes, *(draft.planes if draft else ())),
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            device=executor.info.device,
         )
         executor.bind(self.storage)
+        if draft is not None:
+            draft.bind(self.storage)
+        sampler = Sampler(get_kernels(choice=config.kernels))
         k = config.num_speculative_tokens
         speculation = None
         if k and drafter is not None:
             speculation = Speculation({drafter.name: drafter}, drafter.name, None)
         elif k:
             speculation = build_speculation(
-                SpeculationConfig(config.drafter, config.draft_length),
+                SpeculationConfig(config.drafter, config.draft_length, config.exit_layers),
                 executor=executor,
                 storage=self.storage,
+                sampler=sampler,
+                draft=draft,
                 max_rows=config.max_num_batched_tokens,
                 measure=measure,
             )
@@ -127,7 +137,7 @@ class OfflineEngine:
             self.storage,
             drafters=speculation.drafters if speculation else {},
             default_drafter=speculation.default_drafter if speculation else None,
-            sampler=Sampler(get_kernels(choice=config.kernels)),
+            sampler=sampler,
             controller=speculation.controller if speculation else None,
             ledger=self.ledger,
         )

@@ -32,6 +32,7 @@ from server.resolve import ModelFacts
 from server.service import Service
 from server.settings import Settings
 from server.speculating import load_draft
+from server.speculating import speculation as build_speculation
 from server.version import VERSION
 from specdec.describe import describe_speculation, drafter_memory
 from specdec.probe import measured_exactness
@@ -103,14 +104,16 @@ def assemble(
     )
     storage = KVStorage(planes, num_blocks=all_blocks, block_size=settings.block_size, device=info.device)
     loaded.executor.bind(storage)
+    if draft is not None:
+        draft.executor.bind(storage)
+    kernels, kernels_found = find_kernels(loaded.kernels)
+    sampler = Sampler(kernels)
     try:
-        speculation = _speculation(settings, loaded, storage) if k else None
+        speculation = build_speculation(settings, loaded, draft, storage, sampler)
     except ValueError as error:
         raise StartError(str(error)) from error
     drafters = speculation.drafters if speculation else {}
     controller = speculation.controller if speculation else None
-    kernels, kernels_found = find_kernels(loaded.kernels)
-    sampler = Sampler(kernels)
     exactness = measured_exactness(loaded, sampler)
     if settings.require_exact:
         exactness.require_exact(info.name)
@@ -306,6 +309,6 @@ def _server_info(
             "max_body_bytes": settings.max_body_bytes,
             "max_waiting": settings.max_waiting,
         },
-        # The model's folder is nobody's business; its name stands above. Nor is the audits'.
-        "settings": settings.model_dump(mode="json", exclude={"model", "audit_store"}),
+        # The models' folders are nobody's business; their names stand above. Nor is the audits'.
+        "settings": settings.model_dump(mode="json", exclude={"model", "draft_model", "audit_store"}),
     }

@@ -136,7 +136,20 @@ class Settings(BaseSettings):
         min_length=1,
         description="Who proposes drafts: `ngram` and `suffix` look for earlier places where the text went on from the "
         "same tokens, in the request and (`suffix`) in past outputs of the same cache salt; `auto` takes, for each "
-        "sequence and step, the best of them. For tests: `random` (almost always wrong) and `none` (no drafts).",
+        "sequence and step, the best of all there are. `model`: `draft_model`. `exit`: the target's first layers. For "
+        "tests: `random` (almost always wrong) and `none` (no drafts).",
+    )
+    draft_model: str | None = Field(
+        None,
+        min_length=1,
+        description="A smaller model with the same tokenizer that drafts, named as `model` is. It takes memory for its "
+        "weights and a part of the KV cache.",
+    )
+    exit_layers: int | None = Field(
+        None,
+        ge=1,
+        description="How many of the target's first layers draft. Unset: `auto` does without, and `exit` takes a third "
+        "of them.",
     )
     draft_length: Literal["auto", "fixed"] = Field(
         "auto",

@@ -12,18 +12,25 @@ from specdec.draft_length.controller import DraftLengthController
 from specdec.draft_length.cost import StepCost
 from specdec.draft_length.measure import measure_step_cost
 from specdec.drafters.base import CostlyDrafter, Drafter
+from specdec.drafters.exit_drafter import ExitDrafter
+from specdec.drafters.model_drafter import ModelDrafter
 from specdec.drafters.registry import make_drafter
 from specdec.drafting import AUTO
+from specdec.sampling import Sampler
 
 DraftLength = Literal["auto", "fixed"]
+Measure = Callable[[Executor, KVStorage, int], StepCost]  # (executor, storage, most rows)
 
 AUTO_DRAFTERS = ("ngram", "suffix")  # that need nothing but tokens; auto takes these and the costly ones there are
+MODEL, EXIT = "model", "exit"
+_EXIT_SHARE = 3  # of the target's layers one in so many drafts, unless it is said how many
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationConfig:
     drafter: str = AUTO
     draft_length: DraftLength = "auto"
+    exit_layers: int | None = None  # of the target that draft; with None, AUTO does without
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +52,34 @@ def build_speculation(
     *,
     executor: Executor,
     storage: KVStorage,
+    sampler: Sampler,
     max_rows: int,
-    measure: Callable[[Executor, KVStorage, int], StepCost] | None = None,
+    draft: Executor | None = None,
+    measure: Measure = measure_step_cost,
 ) -> Speculation:
     """For ``executor``, to which ``storage`` is bound and in which nothing is in use; steps have up to ``max_rows``.
 
-    ``measure`` replaces the measurement of what a step costs. Raises ValueError for a drafter that cannot be had.
+    ``draft`` is a draft model on the same storage. ``measure`` says what so many rows of an executor cost. Raises
+    ValueError for a drafter that cannot be had, and ModelError for a model that cannot stop after its first layers.
     """
-    vocab_size = executor.info.vocab_size
-    names = AUTO_DRAFTERS if config.drafter == AUTO else (config.drafter,)
-    drafters = {name: make_drafter(name, vocab_size) for name in names}
+    drafters: dict[str, Drafter] = {}
+    vocab_size = executor.info.num_token_ids
+    wanted = AUTO_DRAFTERS if config.drafter == AUTO else (config.drafter,)
+    for name in wanted:
+        if name not in (MODEL, EXIT):
+            drafters[name] = make_drafter(name, vocab_size)
+    if MODEL in wanted and draft is None:
+        raise ValueError("the drafter model needs a draft model: name one with draft_model")
+    if draft is not None and config.drafter in (AUTO, MODEL):
+        cost = measure(draft, storage, max_rows)
+        drafters[MODEL] = ModelDrafter(draft, storage, sampler, vocab_size=vocab_size, max_rows=max_rows, cost=cost)
+    if EXIT in wanted or (config.drafter == AUTO and config.exit_layers is not None):
+        layers = config.exit_layers or max(1, executor.info.num_layers // _EXIT_SHARE)
+        drafters[EXIT] = ExitDrafter(executor, storage, sampler, num_layers=layers)
     if config.drafter != AUTO and config.draft_length == "fixed":
         return Speculation(drafters, config.drafter, None)
     controller = DraftLengthController(
-        (measure or measure_step_cost)(executor, storage, max_rows),
+        measure(executor, storage, max_rows),
         rounds={name: d.round_seconds for name, d in drafters.items() if isinstance(d, CostlyDrafter)},
         adaptive=config.draft_length == "auto",
     )

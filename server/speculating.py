@@ -1,0 +1,74 @@
+"""What speculates in a server, as its settings ask: draft model, drafters, and the controller with measured costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvcache.storage import KVStorage
+from model.checks_cache import ChecksCache, digest
+from model.draft_model import open_draft_model
+from model.interface import Executor
+from model.loader import LoadedModel
+from model.model_cache import default_home
+from server.settings import Settings
+from specdec.draft_length.cost import StepCost
+from specdec.draft_length.measure import measure_step_cost
+from specdec.drafting import AUTO
+from specdec.sampling import Sampler
+from specdec.speculation import MODEL, Measure, Speculation, SpeculationConfig, build_speculation
+
+
+def load_draft(settings: Settings, loaded: LoadedModel, report: Callable[[str], None]) -> LoadedModel | None:
+    """The settings' draft model for ``loaded``; None if there is none, or nobody would ask it.
+
+    Raises ModelError or ModelSourceError, each with one line.
+    """
+    if settings.draft_model is None or not settings.num_speculative_tokens or settings.drafter not in (AUTO, MODEL):
+        return None
+    return open_draft_model(
+        settings.draft_model,
+        loaded,
+        report,
+        dtype=settings.dtype,
+        executor=settings.executor,
+        kernels=settings.kernels,
+        num_threads=settings.num_threads,
+        max_batched_tokens=settings.max_num_batched_tokens,
+    )
+
+
+def speculation(
+    settings: Settings, loaded: LoadedModel, draft: LoadedModel | None, storage: KVStorage, sampler: Sampler
+) -> Speculation | None:
+    """None with ``num_speculative_tokens`` 0. Both models are bound to ``storage``, in which nothing is in use.
+
+    Raises ValueError, or ModelError for a model that cannot stop after its first layers.
+    """
+    if not settings.num_speculative_tokens:
+        return None
+    return build_speculation(
+        SpeculationConfig(settings.drafter, settings.draft_length, settings.exit_layers),
+        executor=loaded.executor,
+        storage=storage,
+        sampler=sampler,
+        max_rows=settings.max_num_batched_tokens,
+        draft=None if draft is None else draft.executor,
+        measure=_remembered(loaded.fingerprint),
+    )
+
+
+def _remembered(fingerprint: str) -> Measure:
+    """Measures what a step costs once for a model and machine."""
+    cache = ChecksCache(default_home() / "checks")
+
+    def measure(executor: Executor, storage: KVStorage, max_rows: int) -> StepCost:
+        info = executor.info
+        key = digest(["step cost", fingerprint, info.weights_hash, info.dtype, executor.kind, max_rows])
+        try:
+            return StepCost([(int(rows), float(seconds)) for rows, seconds in cache.get(key)])
+        except (TypeError, ValueError):
+            cost = measure_step_cost(executor, storage, max_rows)
+            cache.put(key, cost.points)
+            return cost
+
+    return measure
