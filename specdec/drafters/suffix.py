@@ -30,6 +30,7 @@ from specdec.sequence import Sequence
 
 _START, _PREDICTION_END = -1, -2  # no other text may hold these
 _TAIL = 8  # tokens compared to notice that a sequence's tokens were changed
+_UPDATE_INSERTS = 64  # tokens that an update takes into a tree, far more than a step emits
 _MAX_BYTES_PER_TOKEN = BYTES_PER_TEXT_ENTRY + MAX_BYTES_PER_OCCURRENCE
 
 
@@ -69,13 +70,15 @@ class SuffixPolicy:
 class _Track:
     """What is known of one sequence."""
 
-    __slots__ = ("draft", "salt", "seen", "stored", "tail", "tokens", "tree")
+    __slots__ = ("draft", "gap", "inserted", "salt", "seen", "stored", "tail", "tokens", "tree")
 
     def __init__(self, tokens: list[int], salt: bytes | None, stored: int) -> None:
         self.tokens = tokens  # the sequence's own list
         self.salt = salt  # None: its output does not go to the store, and it draws nothing from there
         self.stored = stored  # tokens[:stored] are prompt, or in the store
         self.seen = 0  # tokens[:seen] are in the tree's text
+        self.inserted = 0  # places of the text before this one are in the tree, where they belong there
+        self.gap = 0  # this place and the next are no occurrences: nothing stands before them
         self.tail: list[int] = []  # the last of these
         self.tree: ContextTree | None = None
         self.draft: ScoredDraft | None = None  # proposed, and not yet compared with what came
@@ -94,7 +97,9 @@ class _Track:
 class SuffixDrafter:
     """Drafts from the longest earlier match. State follows ``sequence.tokens`` by itself, as the n-gram drafter's does.
 
-    A proposal and a token each cost one walk of at most ``max_match`` nodes in each source, however much they hold.
+    A proposal and a token each cost one walk of at most ``max_match`` nodes in each source, however much they hold. A
+    step takes in at most ``max_inserts`` tokens of prompts and predictions, so that long ones hold up no other sequence;
+    the rest follows in the steps after, and is not drafted from until then.
     Memory, as estimated by ``memory_bytes``, stays within ``max_own_bytes`` (own texts; a sequence for which there is
     no room left drafts from the store alone) plus ``max_store_bytes`` (0: no store). At most ``max_sequences`` are
     followed, the one used longest ago is forgotten first. Outputs reach the store some tens of tokens at a time, and
@@ -110,12 +115,15 @@ class SuffixDrafter:
         max_store_bytes: int = 64 * 2**20,
         max_salts: int = 64,
         max_sequences: int = 1024,
+        max_inserts: int = 2048,
     ) -> None:
-        if vocab_size < 1 or max_sequences < 1 or max_own_bytes < 0:
+        if min(vocab_size, max_sequences, max_inserts) < 1 or max_own_bytes < 0:
             raise ValueError(
-                "vocab_size and max_sequences must be positive and max_own_bytes not negative, "
-                f"got {vocab_size}, {max_sequences} and {max_own_bytes}"
+                "vocab_size, max_sequences and max_inserts must be positive and max_own_bytes not negative, "
+                f"got {vocab_size}, {max_sequences}, {max_inserts} and {max_own_bytes}"
             )
+        self._max_inserts = max_inserts
+        self._inserts_left = 0  # of this step
         self.policy = policy = SuffixPolicy() if policy is None else policy
         self._max_own_bytes = max_own_bytes
         self._max_sequences = max_sequences
@@ -156,6 +164,7 @@ class SuffixDrafter:
 
     def propose_scored(self, requests: Seq[DraftRequest]) -> list[ScoredDraft]:
         """The same drafts with estimates; the source is ``own`` or ``store``."""
+        self._inserts_left = self._max_inserts
         return [self._propose(request.sequence, request.max_drafts) for request in requests]
 
     def update(self, sequence: Sequence, num_emitted: int) -> None:
@@ -166,7 +175,7 @@ class SuffixDrafter:
             draft, track.draft = track.draft, None
             self.reliability.record(draft.token_ids, draft.cumulative, tokens[len(tokens) - num_emitted :])
         if track.tree is not None:
-            self._grow(track)
+            self._grow(track, _UPDATE_INSERTS)
         track.see()
         if track.salt is not None:
             self._store(track, track.salt, self.store.unit_tokens + self.store.ahead_tokens)
@@ -196,8 +205,8 @@ class SuffixDrafter:
         track = self._follow(sequence, len(sequence.tokens))
         if track.tree is None:
             self._plant(track, sequence)
-        else:
-            self._grow(track)
+        if track.tree is not None:
+            self._inserts_left -= self._grow(track, self._inserts_left)
         track.see()
         tree, policy = track.tree, self.policy
         stops = sequence.params.stop_token_ids
@@ -250,31 +259,36 @@ class SuffixDrafter:
         if prediction:  # as if it had followed the prompt once
             num_prompt = sequence.num_prompt_tokens
             text += [_START, *track.tokens[max(0, num_prompt - self.policy.max_match) : num_prompt], *prediction]
-            for position in range(len(text) - len(prediction), len(text)):
-                tree.insert(position)
+            track.inserted, track.gap = len(text) - len(prediction), len(text)
             text += [_PREDICTION_END, track.tokens[0]]
         else:
             text += [_START, track.tokens[0]]
+            track.inserted, track.gap = 0, 0
         self._own_bytes += tree.memory_bytes
         track.seen = 1
-        self._grow(track)
 
-    def _grow(self, track: _Track) -> None:
-        """Take the tokens into the tree that it has not seen; give the tree up if there is no room."""
+    def _grow(self, track: _Track, limit: int) -> int:
+        """Take the tokens that it has not seen into the text, and up to ``limit`` places into the tree; give both up if
+        there is no room. Returns how many places it were."""
         tree, tokens, seen = track.tree, track.tokens, track.seen
         assert tree is not None
-        if seen == len(tokens):
-            return
+        text, first = tree.text, track.inserted
+        unseen = len(tokens) - seen
+        waiting = len(text) - first + unseen
+        if waiting == 0:
+            return 0
         before = tree.memory_bytes
-        if self._own_bytes + (len(tokens) - seen) * _MAX_BYTES_PER_TOKEN > self._max_own_bytes:
+        need = waiting * MAX_BYTES_PER_OCCURRENCE + unseen * BYTES_PER_TEXT_ENTRY
+        if self._own_bytes + need > self._max_own_bytes:
             self._drop_tree(track)
-            return
-        text = tree.text
-        first = len(text)
+            return 0
         text += tokens[seen:]
-        for position in range(first, len(text)):
-            tree.insert(position)
+        track.inserted = first + min(waiting, limit)
+        for position in range(first, track.inserted):
+            if not track.gap <= position <= track.gap + 1:
+                tree.insert(position)
         self._own_bytes += tree.memory_bytes - before
+        return track.inserted - first
 
     def _drop_tree(self, track: _Track) -> None:
         if track.tree is not None:

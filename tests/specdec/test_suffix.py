@@ -286,6 +286,56 @@ def test_a_prediction_for_which_there_is_no_room_is_done_without() -> None:
     suffix.check_integrity()
 
 
+def test_a_step_takes_in_a_bounded_number_of_tokens_and_the_rest_follows() -> None:
+    """Long predictions of many choices must not hold up everybody for seconds."""
+    long = tuple(i % 7 for i in range(300))
+    seqs = [sequence([20 + i, 30, 31], i, prediction=long) for i in range(3)]
+    bounded, eager = drafter(max_store_bytes=0, max_inserts=100), drafter(max_store_bytes=0)
+    requests = [DraftRequest(seq, 4) for seq in seqs]
+    whole = eager.propose(requests)
+    counts = [0]
+    for _ in range(12):
+        drafts = bounded.propose(requests)
+        bounded.check_integrity()
+        counts.append(sum(track.tree.num_occurrences for track in bounded._tracks.values() if track.tree is not None))
+        assert 0 <= counts[-1] - counts[-2] <= 100
+        assert drafts[0] == [0, 1, 2, 3]  # the first tokens of the first one are there at once
+    assert drafts == whole
+    assert counts[-1] == 3 * (300 + 2)
+    assert counts[-1] == counts[-2]
+
+
+def test_what_is_emitted_meanwhile_is_taken_in_too() -> None:
+    rng = random.Random(3)
+    bounded, eager = drafter(max_store_bytes=0, max_inserts=7), drafter(max_store_bytes=0)
+    seq = sequence([rng.randrange(6) for _ in range(200)], prediction=tuple(rng.randrange(6) for _ in range(50)))
+    for _ in range(60):
+        new = [rng.randrange(6) for _ in range(rng.randint(1, 4))]
+        seq.tokens += new
+        for one in (bounded, eager):
+            one.update(seq, len(new))
+            drafts = propose(one, seq)
+            one.check_integrity()
+    assert drafts == propose(bounded, seq)
+    assert bounded.memory_bytes == eager.memory_bytes
+
+
+def test_a_text_is_planted_only_where_there_is_room_for_all_of_it() -> None:
+    """Else it would be built and given up again in every step."""
+    found = set()
+    for room in range(150_000, 200_000, 2_500):
+        suffix = drafter(max_own_bytes=room, max_store_bytes=0, max_inserts=50)
+        seq = sequence([1, 2, 3], prediction=tuple(i % VOCAB for i in range(400)))
+        propose(suffix, seq)
+        planted = suffix.memory_bytes > 0
+        for _ in range(10):
+            propose(suffix, seq)
+            suffix.check_integrity()
+            assert (suffix.memory_bytes > 0) == planted
+        found.add(planted)
+    assert found == {True, False}
+
+
 def soak_tokens(kind: str) -> list[int]:
     rng = random.Random(1)
     if kind == "random":
