@@ -98,7 +98,7 @@ class SuffixDrafter:
     """Drafts from the longest earlier match. State follows ``sequence.tokens`` by itself, as the n-gram drafter's does.
 
     A proposal and a token each cost one walk of at most ``max_match`` nodes in each source, however much they hold. A
-    step takes in at most ``max_inserts`` tokens of prompts and predictions, so that long ones hold up no other sequence;
+    step takes in at most ``max_inserts`` tokens of prompts and predictions, so that long ones hold up nobody else;
     the rest follows in the steps after, and is not drafted from until then.
     Memory, as estimated by ``memory_bytes``, stays within ``max_own_bytes`` (own texts; a sequence for which there is
     no room left drafts from the store alone) plus ``max_store_bytes`` (0: no store). At most ``max_sequences`` are
