@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from bench.speculation.figures import Pair, ratio_interval
 from bench.speculation.forwards import ForwardTimes
-from bench.speculation.modes import AUTO, BLOCK_SIZE, MAX_BATCHED_TOKENS, OFF, EngineMaker, Mode
+from bench.speculation.modes import BLOCK_SIZE, MAX_BATCHED_TOKENS, OFF, EngineMaker, Mode
 from bench.speculation.outputs import Outputs
 from bench.speculation.pace import Pace
 from bench.speculation.ratios import RERUN_FACTOR, Interval, misses_bar, pair_order
@@ -61,7 +61,7 @@ class CellResult:
     @property
     def held(self) -> bool | None:
         """Is the bar held? None where it does not apply."""
-        if self.cell.mode.name != AUTO or not self.pairs:
+        if not self.cell.mode.adaptive or not self.pairs:
             return None
         return not misses_bar(ratio_interval(self.pairs))
 

@@ -15,16 +15,18 @@ import torch
 from bench.speculation.cells import CellRunner, Prompts, Size, plan_cells
 from bench.speculation.forwards import ForwardTimes, measure_forwards, shapes_for
 from bench.speculation.load_step import LoadStep, examine, load_step_table, run_load_step
-from bench.speculation.modes import AUTO, BLOCK_SIZE, MAX_BATCHED_TOKENS, MODE_NAMES, OFF, EngineMaker, Mode, make_modes
+from bench.speculation.modes import BLOCK_SIZE, MAX_BATCHED_TOKENS, MODE_NAMES, OFF, EngineMaker, Mode, make_modes
 from bench.speculation.pace import Pace
 from bench.speculation.prompt_set import WORKLOADS, encode_prompt, load_prompts, prompt_set_hash
 from bench.speculation.report import LEGEND, acceptance_lines, cell_objects, table
 from bench.verify.report import machine, write_atomically
+from model.draft_model import open_draft_model
 from model.errors import ModelError
 from model.kernels import chosen_kernels, get_kernels
 from model.loader import LoadedModel
 from model.opening import open_model
 from model.source_error import ModelSourceError
+from specdec.drafting import AUTO
 from specdec.probe import measured_exactness
 from specdec.sampling import Sampler
 
@@ -119,6 +121,7 @@ class _Benchmark:
             tokens=arguments.tokens or base.tokens,
             requests_per_seat=base.requests_per_seat,
         )
+        self.workloads = list(dict.fromkeys(arguments.workload))
         self.temperatures = list(dict.fromkeys(arguments.temperature or TEMPERATURES[quick]))
         self.progress = Progress()
         self.left_out: dict[str, str] = {}
@@ -127,9 +130,9 @@ class _Benchmark:
         arguments = self.arguments
         loaded = self._load()
         prompts = self._encode(loaded)
-        maker = EngineMaker(loaded, self._extras(loaded))
+        maker = EngineMaker(loaded, self._load_draft(loaded), arguments.exit_layers)
         modes = self._modes(maker)
-        common = self._common(loaded)
+        common = self._common(loaded, maker)
         print(
             f"{common['model']}, {common['dtype']}, {common['executor']}, {common['exactness']}, "
             f"{common['threads']} threads; prompt set {common['prompt_set']}"
@@ -145,7 +148,7 @@ class _Benchmark:
         runner = CellRunner(maker, prompts, self.size, forwards, self.pace, self.progress)
         interrupted = False
         try:
-            runner.run(plan_cells(arguments.workload, self._concurrencies, self.temperatures, modes))
+            runner.run(plan_cells(self.workloads, self._concurrencies, self.temperatures, modes))
         except KeyboardInterrupt:
             interrupted = True
             self.progress("interrupted; what there is follows")
@@ -207,28 +210,36 @@ class _Benchmark:
         return 1 if different else 0
 
     def _load(self) -> LoadedModel:
-        arguments = self.arguments
         loaded, _ = open_model(
-            arguments.model,
+            self.arguments.model,
             self.progress,
             dtype="auto",
             device="cpu",
             executor="auto",
-            kernels=chosen_kernels(arguments.kernels),
-            num_threads=arguments.threads,
+            kernels=chosen_kernels(self.arguments.kernels),
+            num_threads=self.arguments.threads,
             max_batched_tokens=MAX_BATCHED_TOKENS,
         )
         return loaded
 
-    def _extras(self, loaded: LoadedModel) -> dict[str, Any]:
-        arguments = self.arguments
-        extras = {"draft_model": arguments.draft_model, "exit_layers": arguments.exit_layers}
-        return {name: value for name, value in extras.items() if value is not None}
+    def _load_draft(self, target: LoadedModel) -> LoadedModel | None:
+        if self.arguments.draft_model is None:
+            return None
+        return open_draft_model(
+            self.arguments.draft_model,
+            target,
+            self.progress,
+            dtype="auto",
+            executor="auto",
+            kernels=target.kernels,
+            num_threads=self.arguments.threads,
+            max_batched_tokens=MAX_BATCHED_TOKENS,
+        )
 
     def _encode(self, loaded: LoadedModel) -> dict[str, Prompts]:
         tokenizer = loaded.tokenizer
         found = {}
-        for workload in self.arguments.workload:
+        for workload in self.workloads:
             prompts = load_prompts(workload)
             ids = tuple(encode_prompt(prompt, tokenizer) for prompt in prompts)
             longest = max(map(len, ids))
@@ -259,14 +270,14 @@ class _Benchmark:
 
     def _forwards(self, loaded: LoadedModel, modes: list[Mode]) -> ForwardTimes:
         self.progress("measuring forward times")
-        batches = {c for workload in self.arguments.workload for c in self._concurrencies(workload)}
+        batches = {c for workload in self.workloads for c in self._concurrencies(workload)}
         largest = max(mode.k for mode in modes)
         ks = {k for k in BOUND_KS if k <= largest} | {mode.k for mode in modes}
         shapes = shapes_for(batches, ks, max_rows=MAX_BATCHED_TOKENS)
         rounds = FORWARD_ROUNDS[self.arguments.quick]
         return measure_forwards(loaded.executor, shapes, block_size=BLOCK_SIZE, rounds=rounds)
 
-    def _common(self, loaded: LoadedModel) -> dict[str, Any]:
+    def _common(self, loaded: LoadedModel, maker: EngineMaker) -> dict[str, Any]:
         sampler = Sampler(get_kernels(choice=loaded.kernels))
         return {
             "model": loaded.info.name,
@@ -274,6 +285,8 @@ class _Benchmark:
             "executor": loaded.executor.kind,
             "exactness": measured_exactness(loaded, sampler).level,
             "threads": torch.get_num_threads(),
+            "draft_model": None if maker.draft is None else maker.draft.info.name,
+            "exit_layers": maker.exit_layers,
             "fingerprint": loaded.fingerprint,
             "prompt_set": prompt_set_hash(),
             "machine": machine(),

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bench.offline import Completion, OfflineConfig, OfflineEngine, Submission, in_order
 from bench.speculation.repeats import repeats_itself
-from kvcache.storage import KVStorage
 from model.interface import Executor
-from specdec.draft_length.cost import StepCost
 from specdec.params import SamplingParams
 from specdec.plan import StepPlan, StepResult
-
-Measure = Callable[[Executor, KVStorage, int], StepCost]
+from specdec.speculation import Measure
 
 MAX_POSITIONS = 64  # of a draft that are counted one by one
 
@@ -106,8 +103,10 @@ class Run:
 class MeasuredEngine(OfflineEngine):
     """Counts drafts by sequence and position, and keeps a view of every step."""
 
-    def __init__(self, executor: Executor, config: OfflineConfig, *, num_blocks: int, measure: Measure) -> None:
-        super().__init__(executor, config, num_blocks=num_blocks, measure=measure)
+    def __init__(
+        self, executor: Executor, config: OfflineConfig, *, num_blocks: int, draft: Executor | None, measure: Measure
+    ) -> None:
+        super().__init__(executor, config, num_blocks=num_blocks, draft=draft, measure=measure)
         self.counts: dict[int, DraftCounts] = {}
         self.views: list[StepView] = []
 

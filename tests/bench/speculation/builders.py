@@ -74,7 +74,7 @@ class PlayedRunner(CellRunner):
         ids = tuple((i + 1,) * 4 for i in range(num_prompts))
         prompts = Prompts(tuple(f"p{i}" for i in range(num_prompts)), ids)
         super().__init__(
-            EngineMaker(None, {}),  # type: ignore[arg-type]  # it makes no engine
+            EngineMaker(None),  # type: ignore[arg-type]  # it makes no engine
             {"chat": prompts, "copy": prompts},
             SIZE,
             ForwardTimes({(1, 1): 0.0625, (512, 1): 0.0625}),

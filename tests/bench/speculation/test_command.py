@@ -40,7 +40,7 @@ def test_it_measures_every_mode_that_can_be_built_and_finds_their_outputs_equal(
     assert command.main([*PART, "--concurrency", "3", "--json", str(found)]) == 0
     cells = json.loads(found.read_text())
     text = capsys.readouterr().out
-    modes = {"off", "ngram", "suffix", "auto"}
+    modes = {"off", "ngram", "suffix", "exit", "auto"}
     places = [(cell["concurrency"], cell["mode"]) for cell in cells]
     assert len(places) == len(set(places))
     assert set(places) >= {(3, mode) for mode in modes}
@@ -55,8 +55,8 @@ def test_it_measures_every_mode_that_can_be_built_and_finds_their_outputs_equal(
             assert cell["pairs"] == (4 if cell["first_attempt"] else 2)
             assert cell["different_outputs"] == 0
             assert cell["bound"] > 0
-    left_out = [mode for mode in ("model", "exit") if f"mode {mode} left out: " in text]
-    assert {mode for _, mode in places} == modes | ({"model", "exit"} - set(left_out))
+    assert {mode for _, mode in places} == modes
+    assert "mode model left out: the drafter model needs a draft model" in text
     compared = next(line for line in text.splitlines() if line.startswith("outputs equal"))
     equal, total = (int(word) for word in compared.split(": ")[1].split(" of "))
     assert equal == total > 0
@@ -73,6 +73,22 @@ def test_an_output_that_depends_on_speculation_is_a_failure(
     assert command.main([*PART, "--concurrency", "1", "--mode", "ngram", "suffix", "--k", "3"]) == 1
     text = capsys.readouterr().out
     assert "DIFFERENT: chat, concurrency 1, greedy" in text
+
+
+def test_the_target_as_its_own_draft_model_is_always_accepted(
+    opened: list[LoadedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRUEDRAFT_HOME", str(tmp_path / "home"))
+    draft = save_tiny_model("llama", tmp_path / "draft")
+    found = tmp_path / "cells.json"
+    # One token comes with the prompt, and 3 + 1 in each of two steps.
+    flags = ["--tokens", "9", "--k", "3", "--concurrency", "2", "--mode", "model", "--draft-model", str(draft)]
+    assert command.main([*PART, *flags, "--json", str(found)]) == 0
+    off, model = json.loads(found.read_text())
+    assert (off["mode"], model["mode"]) == ("off", "model")
+    assert (model["acceptance_length"], model["acceptance_by_position"]) == (4.0, [1.0, 1.0, 1.0])
+    assert model["tokens_per_step"] == 4.0
+    assert model["shares"]["draft"] > 0.1
 
 
 def test_ctrl_c_leaves_a_report_of_what_there_is(
