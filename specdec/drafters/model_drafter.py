@@ -99,8 +99,8 @@ class ModelDrafter:
     """Implements specdec.drafters.base.CostlyDrafter and specdec.drafters.scored.ScoringDrafter.
 
     ``executor`` is the draft model, bound to ``storage``, which has its planes beside the target's. ``sampler`` is the
-    target's and ``vocab_size`` its number of token ids. A draft ends with its first stop token, and with the token behind
-    which the estimate that all of it is accepted is below ``least_survival`` (estimates: :class:`DraftSampler`).
+    target's and ``vocab_size`` its number of token ids. A draft ends with its first stop token, and with the token
+    behind which the estimate that all of it is accepted is below ``least_survival`` (estimates: :class:`DraftSampler`).
 
     No forward has more than ``max_rows`` rows. A call of ``propose`` takes in at most ``max_catch_up`` known tokens
     beyond the last one of each sequence, those of whom lacks the fewest first, and a sequence that has not caught up
