@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from server.service import Service
-from tests.server.builders import MODEL_NAME, metric, sse_events
+from tests.server.builders import MODEL_NAME, build_service, metric, sse_events
 
 REPEATS = {
     "model": MODEL_NAME,
@@ -128,6 +129,15 @@ def test_the_server_tells_its_drafters_and_what_they_and_its_steps_cost(http: ht
     assert told["drafter"] in service.facts.drafters
     for drafter in told["drafters"]:
         assert list(drafter) == ["name", "memory_bytes", "max_memory_bytes", "round_seconds"]
+
+
+def test_a_drafter_that_runs_a_model_tells_what_a_round_takes(tiny_model: Path, model_home: Path) -> None:
+    service = build_service(tiny_model, model_home, exit_layers=1, num_blocks=16)
+    told = {drafter["name"]: drafter for drafter in service.speculation_info["drafters"]}
+    assert [point["rows"] for point in told["exit"]["round_seconds"]] == [1, 8, 32]
+    seconds = [point["seconds"] for point in told["exit"]["round_seconds"]]
+    assert 0 < seconds[0] <= seconds[1] <= seconds[2]
+    assert told["ngram"]["round_seconds"] is told["suffix"]["round_seconds"] is None
 
 
 def test_costs_are_read_when_they_are_asked_for(http: httpx.Client, service: Service) -> None:
