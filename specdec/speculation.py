@@ -75,7 +75,7 @@ def build_speculation(
         drafters[MODEL] = ModelDrafter(draft, storage, sampler, vocab_size=vocab_size, max_rows=max_rows, cost=cost)
     if EXIT in wanted or (config.drafter == AUTO and config.exit_layers is not None):
         layers = config.exit_layers or max(1, executor.info.num_layers // _EXIT_SHARE)
-        drafters[EXIT] = ExitDrafter(executor, storage, sampler, num_layers=layers)
+        drafters[EXIT] = ExitDrafter(executor, storage, sampler, num_layers=layers, measure=measure)
     if config.drafter != AUTO and config.draft_length == "fixed":
         return Speculation(drafters, config.drafter, None)
     controller = DraftLengthController(

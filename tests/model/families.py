@@ -8,6 +8,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
+from kvcache.storage import TARGET_PLANES
 from model.attach import ATTENTION_NAME, register
 from model.gate import check_config, context_length
 from model.generic import GenericExecutor
@@ -107,12 +108,14 @@ def build_model(config: PretrainedConfig, dtype: str = "float32") -> transformer
     return model.to(getattr(torch, dtype)).eval()
 
 
-def build_executor(family: str = "llama", dtype: str = "float32", **changes: Any) -> GenericExecutor:
+def build_executor(
+    family: str = "llama", dtype: str = "float32", *, plane_prefix: str = TARGET_PLANES, **changes: Any
+) -> GenericExecutor:
     """Through the same checks of config and structure as a checkpoint; the behaviour is not compared."""
     config = build_config(family, **changes)
     check_config(config)
     model = build_model(config, dtype)
-    structure = examine(model)
+    structure = examine(model, plane_prefix)
     text = config.get_text_config()
     info = ModelInfo(
         name=family,
