@@ -25,7 +25,7 @@ from tests.server.test_disconnect import assert_idle, wait_for
 
 AT_ONCE = 16
 EXTRAS: tuple[dict[str, Any], ...] = (
-    {"temperature": 0},
+    {"temperature": 0, "speculation": {"num_speculative_tokens": 4}},  # drafted whether or not it pays
     {"temperature": 0, "stop": ["e", "th"]},
     {"temperature": 1, "logprobs": 2},
     {"top_p": 0.8, "frequency_penalty": 0.5},
@@ -166,8 +166,10 @@ def test_a_planted_fault_is_found_logged_without_ids_and_stored_for_replay(
         return made[0]
 
     store = tmp_path / "audits"
+    # Drafts that a controller leaves out would not be accepted wrongly.
+    fixed = {"drafter": "ngram", "draft_length": "fixed", "num_speculative_tokens": 4}
     service = build_service(
-        tiny_model, model_home, wrap=wrap, **AUDITED, audit_store=store, audit_store_files=3, num_speculative_tokens=4
+        tiny_model, model_home, wrap=wrap, **AUDITED, **fixed, audit_store=store, audit_store_files=3
     )
     with running(service) as base:
         asyncio.run(load(base, range(80), WITHOUT_LOGPROBS))

@@ -67,7 +67,14 @@ def test_speculation_on_and_off_give_the_same_answer(http: httpx.Client, change:
 
 
 def test_speculation_accepts_drafts_on_a_text_that_repeats(http: httpx.Client) -> None:
-    answer = complete(http, max_tokens=60, temperature=0, allowed_token_ids=[70, 71, 72], ignore_eos=True)
+    answer = complete(
+        http,
+        max_tokens=60,
+        temperature=0,
+        allowed_token_ids=[70, 71, 72],
+        ignore_eos=True,
+        speculation={"num_speculative_tokens": 4},  # whether or not it pays
+    )
     spec = answer["metrics"]["speculative_decoding"]
     assert spec["num_accepted_draft_tokens"] > 0
     histogram = spec["acceptance_histogram"]
