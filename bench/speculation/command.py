@@ -191,13 +191,13 @@ class _Benchmark:
         self.progress(f"load step 1, {load.seats}, 1: {name}, greedy, {mode.name}, then off")
         run = run_load_step(maker, mode, prompts[name].token_ids, load)
         plain = run_load_step(maker, Mode(OFF, 0), prompts[name].token_ids, load)
-        found = examine(run.steps, load)
-        print(load_step_table(run.steps, found))
+        print(load_step_table(run, examine(run, load)))
         different = sum(a != b for a, b in zip(run.outputs, plain.outputs, strict=True))
-        print(f"outputs equal to those without speculation: {load.seats - different} of {load.seats}")
+        print(f"outputs equal to those without speculation: {len(run.outputs) - different} of {len(run.outputs)}")
         rows = [
             {
                 "step": i,
+                "phase": "one" if i < run.rise else str(load.seats) if i < run.fall else "one again",
                 "decoding": step.num_decoding,
                 "prefill_rows": step.num_prefill_rows,
                 "drafts": list(step.drafts),

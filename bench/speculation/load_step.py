@@ -1,4 +1,4 @@
-"""The controller under a load step: one request, 31 more that come at once and go, one request again."""
+"""The controller under a load step: requests one at a time, 32 at once, one at a time again, on one engine."""
 
 from __future__ import annotations
 
@@ -8,55 +8,75 @@ from dataclasses import dataclass
 
 from bench.offline import Submission
 from bench.speculation.modes import BLOCK_SIZE, EngineMaker, Mode
-from bench.speculation.runs import Request, Run, StepView, make_requests, num_blocks, run_submissions
+from bench.speculation.runs import Request, StepView, make_requests, num_blocks
+
+WINDOW = 8  # steps over which drafts are averaged: a single one says little
 
 
 @dataclass(frozen=True, slots=True)
 class LoadStep:
-    """``seats`` requests at its height. The first one goes on throughout, the others come before step ``arrival``."""
+    """``alone`` requests one after the other, before and after ``seats`` that come at once; ``tokens`` each."""
 
     seats: int = 32
-    arrival: int = 40
-    short_tokens: int = 32
-    long_tokens: int = 1000
+    alone: int = 4
+    tokens: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRun:
+    """All steps; the crowd comes before step ``rise`` and is gone before step ``fall``."""
+
+    steps: tuple[StepView, ...]
+    rise: int
+    fall: int
+    outputs: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Steps ``first`` .. ``end - 1`` of decoding sequences alone, and the median of their mean draft lengths."""
+    """Its steps in which the load was as named: the first of them, how many, and drafts of a sequence in the mean."""
 
     name: str
     first: int
-    end: int
+    num_steps: int
     draft_length: float
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """``None`` for a phase that did not come about."""
+    """Steps from the start of a phase, until drafts over the next ``WINDOW`` are nearer to those of this phase than to
+    those of the phase before; None: never."""
 
     phases: tuple[Phase, ...]
-    steps_to_fall: int | None  # from the first step with many, until drafts are nearer to those under load
-    steps_to_recover: int | None  # likewise from the first step alone again
+    steps_to_fall: int | None
+    steps_to_recover: int | None
 
 
-def run_load_step(maker: EngineMaker, mode: Mode, prompts: Sequence[tuple[int, ...]], load: LoadStep) -> Run:
-    """All on one fresh engine. ``prompts``: at least ``load.seats`` of them."""
-    requests = make_requests("load-step", prompts, first=0, count=1, tokens=load.long_tokens, temperature=0.0)
-    requests += make_requests(
-        "load-step", prompts, first=1, count=load.seats - 1, tokens=load.short_tokens, temperature=0.0
-    )
-    submissions = [
-        Submission(request.token_ids, request.params, salt=request.salt, arrival=load.arrival if number else 0)
-        for number, request in enumerate(requests)
-    ]
-    longest = [Request(r.prompt, r.token_ids, requests[0].params, r.salt) for r in requests[:1]]
-    blocks = num_blocks(longest, 1, block_size=BLOCK_SIZE, lookahead=mode.k)
-    blocks += num_blocks(requests[1:], load.seats, block_size=BLOCK_SIZE, lookahead=mode.k)
+def run_load_step(maker: EngineMaker, mode: Mode, prompts: Sequence[tuple[int, ...]], load: LoadStep) -> LoadRun:
+    """Greedy, on one fresh engine; each phase has its own salt."""
+
+    def requests(phase: str, first: int, count: int) -> list[Request]:
+        return make_requests(phase, prompts, first=first, count=count, tokens=load.tokens, temperature=0.0)
+
+    before, crowd = requests("before", 0, load.alone), requests("crowd", load.alone, load.seats)
+    after = requests("after", 0, load.alone)
+    blocks = num_blocks([*before, *crowd], load.seats, block_size=BLOCK_SIZE, lookahead=mode.k)
     engine = maker.make(mode, seats=load.seats, num_blocks=blocks)
-    run = run_submissions(engine, requests, submissions, load.seats)
+    outputs: list[tuple[int, ...]] = []
+
+    def run(group: Sequence[Request]) -> None:
+        found = engine.run([Submission(one.token_ids, one.params, salt=one.salt) for one in group])
+        outputs.extend(done.token_ids for done in found)
+
+    for one in before:
+        run([one])
+    rise = len(engine.views)
+    run(crowd)
+    fall = len(engine.views)
+    for one in after:
+        run([one])
     engine.check_clean()
-    return run
+    return LoadRun(tuple(engine.views), rise, fall, tuple(outputs))
 
 
 def mean_draft(step: StepView) -> float:
@@ -64,66 +84,54 @@ def mean_draft(step: StepView) -> float:
     return statistics.fmean(step.drafts) if step.drafts else 0.0
 
 
-def examine(steps: Sequence[StepView], load: LoadStep) -> Found:
-    """The three phases, and how fast the draft length followed."""
-    many = [i for i, step in enumerate(steps) if step.num_decoding > load.seats // 2]
-    if not many:
-        return Found((), None, None)
-    rise, last = many[0], many[-1]
-    start = next(i for i, step in enumerate(steps) if step.num_decoding)
-    arrived = next(i for i in range(start, rise + 1) if steps[i].num_prefill_rows or steps[i].num_decoding > 1)
-    alone = next((i for i in range(last + 1, len(steps)) if steps[i].num_decoding == 1), len(steps))
-    phases = [
-        _phase("one", steps, start, arrived),
-        _phase(f"{load.seats}", steps, rise, last + 1),
-        _phase("one again", steps, alone, len(steps)),
-    ]
-    found = tuple(phase for phase in phases if phase is not None)
-    before, under, after = phases
-    fall = recover = None
-    if before is not None and under is not None:
-        fall = _steps_until(steps, rise, under.draft_length, before.draft_length)
-    if under is not None and after is not None:
-        recover = _steps_until(steps, alone, after.draft_length, under.draft_length)
-    return Found(found, fall, recover)
+def examine(run: LoadRun, load: LoadStep) -> Found:
+    """The three phases, and how fast the draft length followed. Raises ValueError if one did not come about."""
+    steps = run.steps
+    alone = [i for i in range(run.rise) if steps[i].num_decoding]
+    crowd = [i for i in range(run.rise, run.fall) if steps[i].num_decoding > load.seats // 2]
+    again = [i for i in range(run.fall, len(steps)) if steps[i].num_decoding]
+    if not (alone and crowd and again):
+        raise ValueError("the load step has too few decode steps; more tokens are needed")
+    one, many, last = (
+        Phase(name, where[0], len(where), statistics.fmean(mean_draft(steps[i]) for i in where))
+        for name, where in (("one", alone), (str(load.seats), crowd), ("one again", again))
+    )
+    return Found(
+        (one, many, last),
+        steps_to_fall=_steps_until([mean_draft(steps[i]) for i in crowd], many.draft_length, one.draft_length),
+        steps_to_recover=_steps_until([mean_draft(steps[i]) for i in again], last.draft_length, many.draft_length),
+    )
 
 
-def load_step_table(steps: Sequence[StepView], found: Found, around: int = 6) -> str:
+def load_step_table(run: LoadRun, found: Found, around: int = 5) -> str:
     """The phases, and step by step what happened where the load changes."""
-    lines = ["phase        steps        mean drafts of a sequence"]
-    lines += [f"{p.name:<11}  {p.first:>4}..{p.end - 1:<5}  {p.draft_length:.2f}" for p in found.phases]
+    lines = ["phase      decode steps  mean drafts of a sequence"]
+    lines += [f"{p.name:<9}  {p.num_steps:>12}  {p.draft_length:.2f}" for p in found.phases]
     lines += ["", "step  decoding  prompt rows  mean drafts  most  emitted"]
     shown: set[int] = set()
-    for phase in found.phases:
-        shown |= set(range(phase.first - 2, phase.first + around))
+    for border in (run.rise, found.phases[1].first, run.fall):
+        shown |= set(range(border - around, border + around))
     previous = None
-    for i in sorted(i for i in shown if 0 <= i < len(steps)):
+    for i in sorted(i for i in shown if 0 <= i < len(run.steps)):
         if previous is not None and i != previous + 1:
             lines.append("  ..")
-        step, previous = steps[i], i
+        step, previous = run.steps[i], i
         lines.append(
             f"{i:>4}  {step.num_decoding:>8}  {step.num_prefill_rows:>11}  {mean_draft(step):>11.2f}  "
             f"{max(step.drafts, default=0):>4}  {step.num_emitted:>7}"
         )
     lines.append("")
-    lines.append(f"steps until drafts were those of the load: {_or_never(found.steps_to_fall)}")
+    lines.append(f"steps until drafts were those of the crowd: {_or_never(found.steps_to_fall)}")
     lines.append(f"steps until they were those of one request again: {_or_never(found.steps_to_recover)}")
     return "\n".join(lines)
 
 
-def _phase(name: str, steps: Sequence[StepView], first: int, end: int) -> Phase | None:
-    if end <= first:
-        return None
-    return Phase(name, first, end, statistics.median(mean_draft(step) for step in steps[first:end]))
-
-
-def _steps_until(steps: Sequence[StepView], first: int, new: float, old: float) -> int | None:
-    """Steps from ``first`` on, up to the one whose drafts are nearer to the new length than to the old."""
+def _steps_until(lengths: Sequence[float], new: float, old: float) -> int | None:
     middle = (new + old) / 2.0
-    for count, step in enumerate(steps[first:], start=1):
-        length = mean_draft(step)
-        if (length <= middle) if new <= old else (length >= middle):
-            return count
+    for i in range(len(lengths)):
+        near = statistics.fmean(lengths[i : i + WINDOW])
+        if (near <= middle) if new <= old else (near >= middle):
+            return i
     return None
 
 

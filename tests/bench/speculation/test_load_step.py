@@ -4,54 +4,59 @@ from __future__ import annotations
 
 import pytest
 
-from bench.speculation.load_step import LoadStep, examine, load_step_table
-from bench.speculation.runs import StepView
+from bench.speculation.load_step import LoadRun, LoadStep, examine, load_step_table
 from tests.bench.speculation.builders import a_step
 
 LOAD = LoadStep(seats=8)
 
 
-def steps(fall: int = 2, recover: int = 3, low: int = 0) -> list[StepView]:
-    """Drafts of 8 alone and of ``low`` in the batch, after so many steps of the old length."""
+def a_load_run(fall: int = 0, recover: int = 0, low: int = 0) -> LoadRun:
+    """Drafts of 8 alone and of ``low`` in the crowd, each after so many steps of what was before."""
     alone = [a_step(0, prefill_rows=50), *[a_step(1, 8)] * 10]
-    arriving = [a_step(1, 8, prefill_rows=400), a_step(5, 8, prefill_rows=90)]
-    together = [a_step(8, 8)] * (fall - 2) + [a_step(8, low)] * 20
-    leaving = [a_step(3, low)]
-    again = [a_step(1, low)] * (recover - 1) + [a_step(1, 8)] * 10
-    return alone + arriving + together + leaving + again
+    crowd = [a_step(0, prefill_rows=400), a_step(3, 8, prefill_rows=300)]
+    crowd += [a_step(8, 8)] * fall + [a_step(8, low)] * 40 + [a_step(2, low)] * 5
+    again = [a_step(0, prefill_rows=50), *[a_step(1, low)] * recover, *[a_step(1, 8)] * 40]
+    return LoadRun((*alone, *crowd, *again), len(alone), len(alone) + len(crowd), ())
 
 
-def test_a_controller_that_follows_falls_and_recovers_within_the_steps_that_it_took() -> None:
-    found = examine(steps(fall=4, recover=3), LOAD)
-    assert [phase.draft_length for phase in found.phases] == [8.0, 0.0, 8.0]
-    # From the first step with more than half the seats: one with 5, two with 8, then the one that is low.
-    assert (found.steps_to_fall, found.steps_to_recover) == (4, 3)
+def test_the_phases_are_the_steps_in_which_the_load_is_as_named() -> None:
+    found = examine(a_load_run(), LOAD)
+    assert [(phase.first, phase.num_steps, phase.draft_length) for phase in found.phases] == [
+        (1, 10, 8.0),
+        (13, 40, 0.0),
+        (59, 40, 8.0),
+    ]
 
 
-def test_the_first_phase_ends_where_the_others_prompts_come() -> None:
-    found = examine(steps(), LOAD)
-    assert (found.phases[0].first, found.phases[0].end) == (1, 11)
+def test_a_controller_that_follows_at_once_needs_no_step() -> None:
+    found = examine(a_load_run(), LOAD)
+    assert (found.steps_to_fall, found.steps_to_recover) == (0, 0)
 
 
-def test_a_controller_that_never_recovers_is_told() -> None:
-    many = [*steps()[:34], *[a_step(1, 0)] * 30]
-    found = examine(many, LOAD)
-    assert found.phases[-1].draft_length == 0.0
-    assert found.phases[0].draft_length == 8.0
+@pytest.mark.parametrize("late", [6, 12, 20])
+def test_one_that_is_late_is_told_by_how_much(late: int) -> None:
+    found = examine(a_load_run(fall=late, recover=late), LOAD)
+    # The window of 8 steps turns when it holds about as many new ones as old ones.
+    assert found.steps_to_fall is not None
+    assert found.steps_to_recover is not None
+    assert late - 5 <= found.steps_to_fall <= late
+    assert late - 5 <= found.steps_to_recover <= late
 
 
-def test_without_a_load_there_is_nothing_to_tell() -> None:
-    assert examine([a_step(1, 4)] * 5, LOAD).phases == ()
+def test_one_that_does_not_follow_shows_the_same_drafts_in_every_phase() -> None:
+    found = examine(a_load_run(low=8), LOAD)
+    assert [phase.draft_length for phase in found.phases] == [8.0, 8.0, 8.0]
+
+
+def test_a_phase_that_did_not_come_about_is_an_error() -> None:
+    with pytest.raises(ValueError, match="more tokens"):
+        examine(LoadRun((a_step(1, 4),) * 5, 2, 3, ()), LOAD)
 
 
 def test_the_table_shows_the_phases_and_the_steps_around_the_changes() -> None:
-    text = load_step_table(steps(fall=3), examine(steps(fall=3), LOAD))
-    assert text.count("..") > 3
-    rows = [line.split() for line in text.splitlines()]
-    assert ["12", "5", "90", "8.00", "8", "0"] in rows
-    assert "one again" in text
-
-
-@pytest.mark.parametrize(("fall", "expected"), [(2, 2), (5, 5)])
-def test_the_steps_are_counted_from_the_first_one_with_many(fall: int, expected: int) -> None:
-    assert examine(steps(fall=fall), LOAD).steps_to_fall == expected
+    run = a_load_run(fall=2)
+    lines = load_step_table(run, examine(run, LOAD)).splitlines()
+    rows = [line.split() for line in lines]
+    assert ["12", "3", "300", "8.00", "8", "0"] in rows
+    assert sum(line.strip() == ".." for line in lines) == 1
+    assert sum(line.startswith("one again") for line in lines) == 1
