@@ -124,10 +124,10 @@ def test_a_rejected_draft_leaves_nothing_to_take_in() -> None:
     bench = DraftBench(DraftToy(seed=3), k=3)
     bench.add([5, 6, 7], GREEDY)
     bench.run_step()
-    bench.run_step()
     output = bench.steps[-1].outputs[0]
     assert output.num_accepted < output.num_drafted
     assert missing(bench, 0) == 0
+    assert rows_of_next_step(bench) == [1, 1, 1]
 
 
 def test_a_spell_without_drafts_costs_its_own_tokens_once() -> None:
@@ -320,6 +320,9 @@ def test_what_it_proposes_does_not_depend_on_what_it_proposed(params: SamplingPa
             with pytest.raises(RuntimeError):
                 bench.drafter.propose([DraftRequest(sequence, 4)])
             bench.draft.fail_after = None
+            for _ in range(3):
+                bench.run_step(limits={seq_id: 0})
+            assert bench.manager.reserve(sequence.table, len(sequence.tokens) + 4)
         stranger = Sequence(99, list(sequence.tokens), sequence.params, sequence.table)
         stranger.num_prompt_tokens = sequence.num_prompt_tokens
         fresh, known = (bench.drafter.propose([DraftRequest(one, 4)])[0] for one in (stranger, sequence))
@@ -407,25 +410,27 @@ class _Cut(DraftToy):
         if vocab_size < 40:
             self._head = self._head[:vocab_size]
         else:
-            self._head = np.concatenate([self._head, self._head[: vocab_size - 40]])  # as likely as real tokens
+            self._head = np.concatenate([self._head, 2 * self._head[: vocab_size - 40]])  # likelier than real tokens
         self.info = replace(self.info, vocab_size=vocab_size, embedding_rows=min(vocab_size, 40))
 
 
 def low_ids(logits: np.ndarray, token_ids: list[int]) -> None:
-    logits[30:] = -np.inf
+    logits[30:40] = -np.inf
 
 
-@pytest.mark.parametrize("width", [30, 33, 40, 64])
 @pytest.mark.parametrize("params", PARAMS)
-def test_vocabularies_may_be_padded_to_different_widths(width: int, params: SamplingParams) -> None:
-    target = ToyExecutor()
-    target.logit_hook = low_ids  # what is used of both
-    bench = DraftBench(_Cut(width), target=target, k=4)
-    bench.draft.logit_hook = low_ids
-    prompt = [1, 2, 3, 29]
-    bench.add(prompt, params)
-    bench.run()
-    assert bench.num_accepted == bench.num_drafted > 0
+def test_vocabularies_may_be_padded_to_different_widths(params: SamplingParams) -> None:
+    drafted = []
+    for width in (40, 30, 33, 64):
+        target = ToyExecutor()
+        target.logit_hook = low_ids  # what is used of all
+        bench = DraftBench(_Cut(width), target=target, k=4)
+        bench.draft.logit_hook = low_ids
+        bench.add([1, 2, 3, 29], params)
+        bench.run()
+        assert bench.num_accepted == bench.num_drafted > 0
+        drafted.append(bench.num_drafted)
+    assert len(set(drafted)) == 1, drafted
 
 
 def test_an_id_that_the_draft_model_does_not_have_ends_its_drafts() -> None:
