@@ -38,12 +38,13 @@ def known_cost(executor: Executor, storage: KVStorage, max_rows: int) -> StepCos
 
 
 class ExitToy(ToyExecutor):
-    """Counts the rows of its forwards through the first layers, and can fail in them."""
+    """Counts the rows of its forwards through the first layers, and can fail in them: in all, or once after some."""
 
     def __init__(self, *, layers: int = 3, **toy: int) -> None:
         super().__init__(layers=layers, **toy)  # type: ignore[arg-type]
         self.exits: list[int] = []
         self.fails = False
+        self.fails_after: int | None = None
 
     def forward(
         self,
@@ -55,8 +56,11 @@ class ExitToy(ToyExecutor):
     ) -> ForwardOutput:
         if num_layers is not None:
             self.exits.append(batch.num_rows)
-            if self.fails:
+            if self.fails or self.fails_after == 0:
+                self.fails_after = None
                 raise RuntimeError("planted")
+            if self.fails_after is not None:
+                self.fails_after -= 1
         return super().forward(batch, capture_layers=capture_layers, num_layers=num_layers, head=head)
 
 
@@ -379,13 +383,22 @@ def test_a_draft_ends_where_too_little_is_left() -> None:
     assert min(lengths) < 4
 
 
-def test_a_drafter_that_is_right_more_often_than_it_says_comes_to_draft_on() -> None:
-    bench = ExitBench(ExitToy(layers=2), num_layers=2, least_survival=0.5)
-    bench.add(prompts()[2], replace(GREEDY, max_tokens=100))
-    bench.run()
-    accepted = [step.stats.num_accepted for step in bench.steps if step.stats.num_drafted]
-    half = len(accepted) // 2
-    assert sum(accepted[half:]) / (len(accepted) - half) > sum(accepted[:half]) / half
+def test_estimates_of_a_drafter_that_is_right_more_often_than_it_says_rise() -> None:
+    bench = ExitBench(ExitToy(layers=2), num_layers=2)
+    bench.decoding(replace(GREEDY, max_tokens=40))
+    for _ in range(6):
+        bench.run_step()
+    fresh = ExitDrafter(
+        bench.executor, bench.storage, Sampler(), num_layers=2, reduced=None, least_survival=0.0, measure=known_cost
+    )
+    bench.ask(1)
+    requests = [DraftRequest(sequence, 1) for sequence in bench.sequences.values()]
+    pairs = zip(bench.drafter.propose_scored(requests), fresh.propose_scored(requests), strict=True)
+    compared = [(ours, theirs) for ours, theirs in pairs if theirs.cumulative[0] < 0.9]
+    assert compared
+    for ours, theirs in compared:
+        assert ours.token_ids == theirs.token_ids
+        assert ours.cumulative[0] > theirs.cumulative[0]
 
 
 # -- the reduced vocabulary -----------------------------------------------------------------------------------------
@@ -437,6 +450,19 @@ def test_a_forward_that_fails_costs_its_drafts_alone() -> None:
     bench.run()
     for seq_id, params in enumerate(PARAMS):
         assert bench.results[seq_id].token_ids == alone(prompts()[3], params, executor=ToyExecutor(layers=3)).token_ids
+
+
+def test_a_draft_that_was_left_in_the_middle_leaves_nothing_behind() -> None:
+    toy = ExitToy()
+    bench = ExitBench(toy)
+    bench.decoding(replace(PARAMS[2], max_tokens=30))  # penalties: what was drafted would count
+    toy.fails_after = 2
+    assert bench.run_step().stats.num_drafted == 0
+    fresh = ExitDrafter(
+        toy, bench.storage, Sampler(), num_layers=1, reduced=None, least_survival=0.0, measure=known_cost
+    )
+    drafts = bench.ask()
+    assert drafts == fresh.propose([DraftRequest(sequence, 4) for sequence in bench.sequences.values()])
 
 
 def test_what_the_target_cannot_do_is_refused() -> None:
