@@ -146,7 +146,6 @@ class ModelDrafter:
         self.slots = SlotTags((storage.num_blocks + 1) * storage.block_size, storage.block_size)
         self._tracks: dict[int, _Track] = {}
         self._cost = measure_step_cost(executor, storage, max_rows=max_rows) if cost is None else cost
-        self.num_rows = 0  # rows that were run, since the start
 
     def propose(self, requests: Seq[DraftRequest]) -> list[list[int]]:
         """See :class:`specdec.drafters.base.Drafter`. A draft ends with the first stop token in it."""
@@ -250,7 +249,6 @@ class ModelDrafter:
             self.slots.clear(slots)  # in case that the forward fails
             logits.append(self._executor.forward(batch).logits)
             self.slots.set(slots, [tag for some in part for tag in some.tags])
-            self.num_rows += len(slots)
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
     def _follow(self, sequence: Sequence) -> _Track:

@@ -50,7 +50,8 @@ class SlotTags:
     @property
     def known(self) -> NDArray[np.bool_]:
         """Which slots hold the KV of some prefix, ``[num_slots]``."""
-        return self._tags != NO_TAG
+        found: NDArray[np.bool_] = self._tags != NO_TAG
+        return found
 
     def set(self, slots: NDArray[np.int64], tags: Seq[int]) -> None:
         """The slots hold what ``tags`` say."""
