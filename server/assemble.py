@@ -126,6 +126,7 @@ def assemble(
         default_drafter=speculation.default_drafter if speculation else None,
         sampler=sampler,
         controller=controller,
+        auto=speculation.auto if speculation else (),
         max_model_len=max_model_len,
         ledger=ledger,
     )

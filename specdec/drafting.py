@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from kvcache.violation import LedgerError
 from specdec.drafters.base import CostlyDrafter, Drafter, DraftRequest
@@ -14,24 +14,31 @@ from specdec.sequence import Sequence
 
 logger = logging.getLogger(__name__)
 
-AUTO = "auto"  # the name for all drafters there are, of which the best is taken
+AUTO = "auto"  # the name for several drafters, of which the best is taken
 
 
 class Drafting:
-    """The drafters by name, and who uses which: one of them, or with ``AUTO`` all.
+    """The drafters by name, and who uses which: one of them, or with ``AUTO`` those of ``auto`` (None: all).
 
     A drafter that raises or answers nonsense costs its sequences its drafts for this step; ``num_failures`` counts it
     and the log says why. Only what the ledger finds wrong in a drafter's forward is raised. Raises ValueError for a
     default that is no drafter, or for a drafter named ``AUTO``.
     """
 
-    def __init__(self, drafters: Mapping[str, Drafter], default_drafter: str | None, vocab_size: int) -> None:
+    def __init__(
+        self,
+        drafters: Mapping[str, Drafter],
+        default_drafter: str | None,
+        vocab_size: int,
+        auto: Container[str] | None = None,
+    ) -> None:
         if AUTO in drafters:
             raise ValueError(f"no drafter is named {AUTO!r}")
         if default_drafter is not None and default_drafter != AUTO and default_drafter not in drafters:
             raise ValueError(f"unknown drafter {default_drafter!r}, there are {sorted(drafters)}")
         self._drafters = dict(drafters)
         self._default = default_drafter
+        self._auto = tuple(name for name in drafters if auto is None or name in auto)
         self._vocab_size = vocab_size
         self._scoring = {name: d for name, d in drafters.items() if isinstance(d, ScoringDrafter)}
         self.costly = {name: d for name, d in drafters.items() if isinstance(d, CostlyDrafter)}
@@ -45,7 +52,7 @@ class Drafting:
         """The drafters of a sequence; none without one (or with a name that nobody has)."""
         name = params.drafter if params.drafter is not None else self._default
         if name == AUTO:
-            return tuple(self._drafters)
+            return self._auto
         return (name,) if name in self._drafters else ()
 
     def propose(self, name: str, requests: list[DraftRequest]) -> list[Draft]:

@@ -21,7 +21,9 @@ from specdec.sampling import Sampler
 DraftLength = Literal["auto", "fixed"]
 Measure = Callable[[Executor, KVStorage, int], StepCost]  # (executor, storage, most rows)
 
-AUTO_DRAFTERS = ("ngram", "suffix")  # that need nothing but tokens; auto takes these and the costly ones there are
+# Need nothing but tokens. The suffix drafter finds what the n-gram drafter finds, and says how likely it is: auto takes
+# it and the costly ones there are; the other is there for requests that name it.
+TEXT_DRAFTERS = ("ngram", "suffix")
 MODEL, EXIT = "model", "exit"
 _EXIT_SHARE = 3  # of the target's layers one in so many drafts, unless it is said how many
 
@@ -40,6 +42,11 @@ class Speculation:
     drafters: dict[str, Drafter]
     default_drafter: str
     controller: DraftLengthController | None  # None: each draft is verified as long as it was proposed
+
+    @property
+    def auto(self) -> tuple[str, ...]:
+        """Among which a sequence without a drafter of its own has the best."""
+        return tuple(name for name in self.drafters if name != "ngram")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -64,7 +71,7 @@ def build_speculation(
     """
     drafters: dict[str, Drafter] = {}
     vocab_size = executor.info.num_token_ids
-    wanted = AUTO_DRAFTERS if config.drafter == AUTO else (config.drafter,)
+    wanted = TEXT_DRAFTERS if config.drafter == AUTO else (config.drafter,)
     for name in wanted:
         if name not in (MODEL, EXIT):
             drafters[name] = make_drafter(name, vocab_size)

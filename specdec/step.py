@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -83,7 +83,9 @@ class SpeculativeStep:
 
     ``storage`` must be bound to ``executor``; ``manager`` owns the blocks of every table in a plan. ``default_k`` is
     the draft length of sequences that ask for none (None: whatever the plan allows). ``max_model_len`` defaults to the
-    model's. ``ledger``, if given, is also the manager's observer; it checks every forward.
+    model's. ``controller`` picks drafters and draft lengths; without one, all that a sequence's drafter proposes is
+    verified. The name "auto" stands for the drafters of ``auto`` (None: all) and needs the controller. ``ledger``, if
+    given, is also the manager's observer; it checks every forward. Raises ValueError for a default drafter that cannot be.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class SpeculativeStep:
         constraint: TokenConstraint | None = None,
         max_model_len: int | None = None,
         controller: DraftLengthController | None = None,
+        auto: Container[str] | None = None,
         ledger: Ledger | None = None,
     ) -> None:
         if default_k is not None and default_k < 0:
@@ -108,7 +111,7 @@ class SpeculativeStep:
         self._manager = manager
         self._storage = storage
         self._vocab_size = info.num_token_ids
-        self._drafting = Drafting(drafters, default_drafter, self._vocab_size)
+        self._drafting = Drafting(drafters, default_drafter, self._vocab_size, auto)
         self._proposing = Proposing(self._drafting, default_drafter, controller)
         self._default_k = default_k
         self._sampler = sampler if sampler is not None else Sampler()

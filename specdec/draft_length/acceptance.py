@@ -19,6 +19,7 @@ from dataclasses import dataclass
 NUM_BINS = 10
 MAX_POSITIONS = 16
 CEILING = 0.995  # no draft token is certain
+FLOOR = 0.02  # less likely tokens are not worth a row, and not the time to think about it
 
 _BIN_WEIGHT = 8.0  # observations that a drafter's own word is worth
 _BIN_DECAY = 0.998
@@ -28,10 +29,14 @@ _SEQUENCE_DECAY = 0.93
 _LEAST_FACTOR, _MOST_FACTOR = 0.1, 1.3
 
 
-@dataclass(slots=True)
-class _Bin:
-    tried: float = 0.0
-    right: float = 0.0
+class _Bins:
+    """Of one drafter: draft tokens that had their turn, and those that came true, by tenth or position; fading."""
+
+    __slots__ = ("right", "tried")
+
+    def __init__(self, size: int) -> None:
+        self.tried = [0.0] * size
+        self.right = [0.0] * size
 
 
 @dataclass(slots=True)
@@ -49,19 +54,31 @@ class Acceptance:
     """Deterministic: the same calls give the same estimates. Holds a few numbers a sequence and drafter."""
 
     def __init__(self) -> None:
-        self._bins: dict[tuple[str, bool, int], _Bin] = {}
-        self._tracks: dict[int, dict[tuple[str, bool], _Track]] = {}  # by drafter, with its own estimates or without
+        # By drafter, with its own estimates or without.
+        self._bins: dict[tuple[str, bool], _Bins] = {}
+        self._tracks: dict[int, dict[tuple[str, bool], _Track]] = {}
 
     def survivals(self, seq_id: int, drafter: str, length: int, cumulative: Seq[float] | None) -> list[float]:
-        """The chance that the first 1, 2, .. ``length`` tokens of a draft are all accepted.
+        """The chance that the first 1, 2, .. ``length`` tokens of a draft are all accepted; as far as it is ``FLOOR``.
 
         ``cumulative``: the drafter's own estimates of the same, if it has any.
         """
-        track = self._tracks.get(seq_id, {}).get((drafter, cumulative is not None))
+        name = (drafter, cumulative is not None)
+        bins = self._bins_of(name)
+        track = self._tracks.get(seq_id, {}).get(name)
         factor = 1.0 if track is None else track.factor
-        chance, chances = 1.0, []
-        for i, own in enumerate(_conditional(length, cumulative)):
-            chance *= min(self._corrected(drafter, i, own) * factor, CEILING)
+        chance, before, chances = 1.0, 1.0, []
+        for i in range(length):
+            if cumulative is None:
+                own, place = _UNSCORED_GUESS, min(i, MAX_POSITIONS - 1)
+            else:
+                own = cumulative[i] / before if before > 0.0 else 0.0
+                before = cumulative[i]
+                place = min(int(own * NUM_BINS), NUM_BINS - 1)
+            corrected = (bins.right[place] + _BIN_WEIGHT * own) / (bins.tried[place] + _BIN_WEIGHT)
+            chance *= min(corrected * factor, CEILING)
+            if chance < FLOOR:
+                break
             chances.append(chance)
         return chances
 
@@ -69,42 +86,32 @@ class Acceptance:
         self, seq_id: int, drafter: str, draft: Seq[int], cumulative: Seq[float] | None, emitted: Seq[int]
     ) -> None:
         """``draft`` was proposed for a sequence, whether or not it was verified, and ``emitted`` came."""
-        track = self._tracks.setdefault(seq_id, {}).setdefault((drafter, cumulative is not None), _Track())
-        own = _conditional(len(draft), cumulative)
+        name = (drafter, cumulative is not None)
+        bins = self._bins_of(name)
+        track = self._tracks.setdefault(seq_id, {}).setdefault(name, _Track())
+        before = 1.0
         for i, (token, truth) in enumerate(zip(draft, emitted, strict=False)):
+            if cumulative is None:
+                own, place = _UNSCORED_GUESS, min(i, MAX_POSITIONS - 1)
+            else:
+                own = cumulative[i] / before if before > 0.0 else 0.0
+                before = cumulative[i]
+                place = min(int(own * NUM_BINS), NUM_BINS - 1)
             right = token == truth
-            track.expected = track.expected * _SEQUENCE_DECAY + self._corrected(drafter, i, own[i])
+            corrected = (bins.right[place] + _BIN_WEIGHT * own) / (bins.tried[place] + _BIN_WEIGHT)
+            track.expected = track.expected * _SEQUENCE_DECAY + corrected
             track.right = track.right * _SEQUENCE_DECAY + right
-            place = self._bins.setdefault(_key(drafter, i, own[i]), _Bin())
-            place.tried = place.tried * _BIN_DECAY + 1.0
-            place.right = place.right * _BIN_DECAY + right
+            bins.tried[place] = bins.tried[place] * _BIN_DECAY + 1.0
+            bins.right[place] = bins.right[place] * _BIN_DECAY + right
             if not right:
                 return
 
     def release(self, seq_id: int) -> None:
+        """Forget a sequence."""
         self._tracks.pop(seq_id, None)
 
-    def _corrected(self, drafter: str, position: int, own: float | None) -> float:
-        place = self._bins.get(_key(drafter, position, own))
-        said = _UNSCORED_GUESS if own is None else own
-        if place is None:
-            return said
-        return (place.right + _BIN_WEIGHT * said) / (place.tried + _BIN_WEIGHT)
-
-
-def _conditional(length: int, cumulative: Seq[float] | None) -> list[float | None]:
-    """What the drafter says of each token, given that all before it are accepted."""
-    if cumulative is None:
-        return [None] * length
-    before = 1.0
-    own: list[float | None] = []
-    for chance in cumulative[:length]:
-        own.append(chance / before if before > 0 else 0.0)
-        before = chance
-    return own
-
-
-def _key(drafter: str, position: int, own: float | None) -> tuple[str, bool, int]:
-    if own is None:
-        return drafter, False, min(position, MAX_POSITIONS - 1)
-    return drafter, True, min(max(int(own * NUM_BINS), 0), NUM_BINS - 1)
+    def _bins_of(self, name: tuple[str, bool]) -> _Bins:
+        bins = self._bins.get(name)
+        if bins is None:
+            bins = self._bins[name] = _Bins(NUM_BINS if name[1] else MAX_POSITIONS)
+        return bins

@@ -81,6 +81,7 @@ class DraftLengthController:
         self._turn = 0  # of the costly drafters, for probing
         self._asks: Seq[Ask] = ()
         self._picks: list[Pick] = []
+        self._known: list[list[float]] = []  # chances of each ask's best cheap draft
         self._made: Seq[Draft | None] = ()
         self._probed: int | None = None  # which ask's costly draft is a probe
 
@@ -93,7 +94,10 @@ class DraftLengthController:
         self._asks, self._probed = asks, None
         cheap = [self._best_cheap(ask) for ask in asks]
         picks = [_NOTHING if index is None else Pick(index, length=len(chances)) for index, chances in cheap]
-        known = [chances for _, chances in cheap]
+        known = self._known = [chances for _, chances in cheap]
+        self._picks = picks
+        if not self._rounds:
+            return picks
         best = self._lengths(known, rows, tokens).rate * self._least_gain
         for name in self._rounds:
             chances = list(known)
@@ -123,9 +127,14 @@ class DraftLengthController:
         """How many tokens of each draft, made as planned, the step should verify."""
         self._made = drafts
         chances: list[Seq[float]] = []
-        for s, (ask, draft) in enumerate(zip(self._asks, drafts, strict=True)):
-            whole = [] if draft is None else self._chances(ask.seq_id, draft)
-            chances.append([1.0] * len(whole) if s == self._probed else whole)  # it was paid for to be seen
+        for s, (ask, pick, draft) in enumerate(zip(self._asks, self._picks, drafts, strict=True)):
+            if pick.index is not None:
+                chances.append(self._known[s])
+            elif draft is None:
+                chances.append([])
+            else:
+                whole = self._chances(ask.seq_id, draft)
+                chances.append([1.0] * len(whole) if s == self._probed else whole)  # it was paid for to be seen
         choice = self._lengths(chances, rows, tokens)
         if self._adaptive:
             for ask, length in zip(self._asks, choice.lengths, strict=True):
@@ -179,7 +188,7 @@ class DraftLengthController:
             [() if s in fixed else c for s, c in enumerate(chances)],
             rows=rows + sum(len(chances[s]) for s in fixed),
             tokens=max(1, tokens) + sum(sum(chances[s]) for s in fixed),
-            seconds=self.cost.seconds,
+            cost=self.cost,
             least_gain=self._least_gain,
             rounds=rounds,
         )

@@ -6,6 +6,9 @@ import bisect
 import math
 from collections.abc import Sequence as Seq
 
+import numpy as np
+from numpy.typing import NDArray
+
 _SHARED_RATE = 0.05  # how fast the whole curve follows the steps: context, load of the machine
 _POINT_RATE = 0.02  # how fast its shape does
 _TRUSTED_RATIO = 2.0  # a step that took more than twice its estimate, or less than half, says no more than that
@@ -40,7 +43,15 @@ class StepCost:
         """Estimate for a step of ``rows`` (>= 0)."""
         left, weight = self._place(rows)
         low, high = self._curve[left], self._curve[left + 1]
-        return self._shared * max(low + (high - low) * weight, 0.5 * self._curve[0])
+        return self._shared * max(low + (high - low) * weight, self._curve[0])
+
+    def seconds_each(self, first: int, count: int) -> NDArray[np.float64]:
+        """Estimates for ``first``, ``first + 1``, .. rows, ``[count]``."""
+        rows = np.arange(first, first + count, dtype=np.float64)
+        found = np.interp(rows, self._rows, self._curve)
+        slope = (self._curve[-1] - self._curve[-2]) / (self._rows[-1] - self._rows[-2])
+        found += np.maximum(rows - self._rows[-1], 0.0) * slope
+        return self._shared * found
 
     def observe(self, rows: int, seconds: float) -> None:
         """A step of ``rows`` took ``seconds``."""

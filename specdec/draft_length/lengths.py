@@ -6,6 +6,10 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+import numpy as np
+
+from specdec.draft_length.cost import StepCost
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -48,32 +52,31 @@ def choose_lengths(
     *,
     rows: int,
     tokens: float,
-    seconds: Callable[[int], float],
+    cost: StepCost,
     least_gain: float,
     rounds: DraftRounds | None = None,
 ) -> Choice:
     """``survivals[s][i]`` is the chance that the first i + 1 drafts of sequence s are all accepted (never rising in i).
 
-    The step has ``rows`` rows and emits ``tokens`` (> 0) without drafts; ``seconds(n)`` is what n rows take. A draft
-    token adds a row and its survival to the tokens. Taken in the order of their survival, some prefix of all draft
-    tokens is best, whatever the cost curve looks like, and a prefix of them is a prefix of every draft. Drafts that
-    promise less than ``least_gain`` over none are not worth their noise. With ``rounds``, which add to the time of a
-    draft that is not made yet, the order is the same, and the best prefix is only nearly the best choice.
+    The step has ``rows`` rows and emits ``tokens`` (> 0) without drafts. A draft token adds a row and its survival to
+    the tokens. Taken in the order of their survival, some prefix of all draft tokens is best, whatever the cost curve
+    looks like, and a prefix of them is a prefix of every draft. Drafts that promise less than ``least_gain`` over none
+    are not worth their noise. With ``rounds``, which add to the time of a draft that is not made yet, the order is the
+    same, and the best prefix is only nearly the best choice.
     """
-    order = sorted((-chance, i, s) for s, chances in enumerate(survivals) for i, chance in enumerate(chances))
-    plain = tokens / seconds(rows)
-    best_rate, best_count, best_tokens, best_seconds = plain * least_gain, 0, tokens, seconds(rows)
-    expected = tokens
-    for count, (chance, i, s) in enumerate(order, start=1):
-        expected -= chance
-        took = seconds(rows + count)
-        if rounds is not None:
+    order = [(-chance, i, s) for s, chances in enumerate(survivals) for i, chance in enumerate(chances)]
+    order.sort()
+    emitted = np.array([tokens, *(-chance for chance, _, _ in order)]).cumsum()
+    seconds = cost.seconds_each(rows, len(order) + 1)
+    if rounds is not None:
+        for count, (_, i, s) in enumerate(order, start=1):
             rounds.add(s, i)
-            took += rounds.seconds
-        rate = expected / took
-        if rate > best_rate:
-            best_rate, best_count, best_tokens, best_seconds = rate, count, expected, took
+            seconds[count] += rounds.seconds
+    rates = emitted / seconds
+    best = int(rates.argmax())
+    if rates[best] <= rates[0] * least_gain:
+        best = 0
     lengths = [0] * len(survivals)
-    for _, _, s in order[:best_count]:
+    for _, _, s in order[:best]:
         lengths[s] += 1
-    return Choice(tuple(lengths), best_tokens, best_seconds, best_tokens / best_seconds / plain)
+    return Choice(tuple(lengths), float(emitted[best]), float(seconds[best]), float(rates[best] / rates[0]))

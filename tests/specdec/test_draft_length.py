@@ -32,7 +32,7 @@ curves = st.lists(st.floats(0.001, 1.0), min_size=2, max_size=6).map(
 def test_no_combination_of_lengths_is_expected_to_emit_more_a_second(
     survivals: list[list[float]], rows: int, tokens: int, cost: StepCost
 ) -> None:
-    choice = choose_lengths(survivals, rows=rows, tokens=tokens, seconds=cost.seconds, least_gain=1.0)
+    choice = choose_lengths(survivals, rows=rows, tokens=tokens, cost=cost, least_gain=1.0)
     best = max(
         (tokens + sum(sum(c[:n]) for c, n in zip(survivals, lengths, strict=True))) / cost.seconds(rows + sum(lengths))
         for lengths in itertools.product(*(range(len(c) + 1) for c in survivals))
@@ -44,13 +44,16 @@ def test_no_combination_of_lengths_is_expected_to_emit_more_a_second(
 def test_rows_that_cost_nothing_are_all_taken_and_rows_that_cost_a_step_each_are_not() -> None:
     survivals = [[0.6, 0.3], [0.5]]
     arguments = {"rows": 2, "tokens": 2, "least_gain": 1.02}
-    assert choose_lengths(survivals, seconds=FLAT.seconds, **arguments).lengths == (2, 1)
-    assert choose_lengths(survivals, seconds=STEEP.seconds, **arguments).lengths == (0, 0)
+    assert choose_lengths(survivals, cost=FLAT, **arguments).lengths == (2, 1)
+    assert choose_lengths(survivals, cost=STEEP, **arguments).lengths == (0, 0)
 
 
 def test_a_curve_is_read_linearly_between_its_points_and_never_falls() -> None:
     cost = StepCost([(1, 1.0), (3, 3.0), (5, 2.5), (7, 4.0)])
-    assert [cost.seconds(rows) for rows in (1, 2, 3, 4, 5, 6, 7, 9)] == [1.0, 2.0, 3.0, 3.0, 3.0, 3.5, 4.0, 5.0]
+    expected = [1.0, 2.0, 3.0, 3.0, 3.0, 3.5, 4.0, 4.5, 5.0]
+    assert [cost.seconds(rows) for rows in range(1, 10)] == expected
+    assert cost.seconds_each(1, 9).tolist() == expected
+    assert cost.seconds(0) == cost.seconds_each(0, 1)[0] == 1.0
 
 
 @pytest.mark.parametrize("points", [[], [(1, 0.1)], [(0, 0.1), (1, 0.2)], [(1, 0.1), (1, 0.2)], [(1, 0.0), (2, 1.0)]])
@@ -258,7 +261,7 @@ def test_the_time_of_rounds_is_that_of_the_rows_in_each(
 ) -> None:
     missing = {s: lacks[s] for s in range(0, len(survivals), 2)}
     rounds = DraftRounds(lambda n: 0.001 + 0.0001 * n, missing)
-    choice = choose_lengths(survivals, rows=rows, tokens=2, seconds=cost.seconds, least_gain=1.0, rounds=rounds)
+    choice = choose_lengths(survivals, rows=rows, tokens=2, cost=cost, least_gain=1.0, rounds=rounds)
     again = 0.0
     for r in range(max((choice.lengths[s] for s in missing), default=0)):
         drafting = [s for s in missing if choice.lengths[s] > r]
