@@ -85,7 +85,7 @@ class SpeculativeStep:
     the draft length of sequences that ask for none (None: whatever the plan allows). ``max_model_len`` defaults to the
     model's. ``controller`` picks drafters and draft lengths; without one, all that a sequence's drafter proposes is
     verified. The name "auto" stands for the drafters of ``auto`` (None: all) and needs the controller. ``ledger``, if
-    given, is also the manager's observer; it checks every forward. Raises ValueError for a default drafter that cannot be.
+    given, is also the manager's observer; it checks every forward. Raises ValueError for a default that nobody is.
     """
 
     def __init__(
