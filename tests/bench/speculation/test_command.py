@@ -12,17 +12,10 @@ from bench.speculation import command
 from bench.speculation.load_step import LoadStep
 from bench.tiny_models import save_tiny_model
 from model.batch import PackedBatch
-from model.loader import LoadedModel, load_model
+from model.loader import LoadedModel
 from tests.bench.verify_builders import with_fault
 
 PART = ["--workload", "chat", "--temperature", "0", "--pairs", "2", "--tokens", "8", "--minutes", "5"]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    folder = save_tiny_model("llama", tmp_path_factory.mktemp("tiny"))
-    # A short budget keeps the probe short.
-    return load_model(folder, home=tmp_path_factory.mktemp("home"), name="tiny", max_batched_tokens=80)
 
 
 @pytest.fixture

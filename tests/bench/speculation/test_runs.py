@@ -1,0 +1,118 @@
+"""What a run runs: its requests, its engine, its seats, and what it sees of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.speculation import modes
+from bench.speculation.forwards import measure_forwards
+from bench.speculation.modes import EngineMaker, Mode, make_modes
+from bench.speculation.runs import closed_loop, make_requests, num_blocks
+from bench.wrapped import WrappedExecutor
+from model.batch import PackedBatch
+from model.interface import ForwardOutput
+from model.loader import LoadedModel
+from tests.bench.speculation.builders import Clock
+
+PROMPTS = tuple((3 + i, 5, 7 + i, 11) for i in range(4))
+NGRAM = Mode("ngram", 3)
+EXIT = Mode("exit", 3)  # it always drafts
+
+
+def test_requests_go_round_the_prompts_with_the_same_length_and_seed_whatever_would_end_them() -> None:
+    requests = make_requests("chat", PROMPTS, first=2, count=6, tokens=9, temperature=0.8)
+    assert [one.prompt for one in requests] == [2, 3, 0, 1, 2, 3]
+    assert [one.token_ids for one in requests] == [PROMPTS[one.prompt] for one in requests]
+    assert {(one.params.max_tokens, one.params.temperature) for one in requests} == {(9, 0.8)}
+    assert {one.params.stop_token_ids for one in requests} == {frozenset()}
+    assert [one.params.seed for one in requests] == [one.prompt for one in requests]
+
+
+def test_a_prompt_that_comes_again_has_another_salt_and_different_ones_share_theirs() -> None:
+    requests = make_requests("chat", PROMPTS, first=2, count=6, tokens=9, temperature=0.0)
+    assert len({one.salt for one in requests[:4]}) == 1
+    assert len({(one.prompt, one.salt) for one in requests}) == 6
+
+
+def test_every_seat_is_taken_again_until_no_request_is_left(tiny: LoadedModel) -> None:
+    requests = make_requests("chat", PROMPTS, first=0, count=7, tokens=12, temperature=0.0)
+    blocks = num_blocks(requests, 3, block_size=modes.BLOCK_SIZE, lookahead=EXIT.k)
+    engine = EngineMaker(tiny).make(EXIT, seats=3, num_blocks=blocks)
+    run = closed_loop(engine, requests, 3)
+    assert max(step.num_decoding for step in run.steps) == 3
+    assert [request.num_tokens for request in run.requests] == [12] * 7
+    assert run.num_tokens == sum(step.num_emitted for step in run.steps) == 84
+    assert engine.num_preemptions == 0
+    # The first token comes with the prompt; all others from decode steps, whose drafts are counted by sequence.
+    assert [request.counts.emitted for request in run.requests] == [11] * 7
+    drafted = sum(sum(request.counts.drafted) for request in run.requests)
+    assert drafted == sum(sum(step.drafts) for step in run.steps) == sum(step.num_drafted for step in engine.steps)
+    assert sum(sum(request.counts.accepted) for request in run.requests) == sum(s.num_accepted for s in engine.steps)
+    assert drafted > 0
+    for request in run.requests:
+        assert 0 < request.tpot * 11 <= request.seconds <= run.seconds
+
+
+def test_runs_start_cold(tiny: LoadedModel) -> None:
+    maker = EngineMaker(tiny)
+    requests = make_requests("chat", [(5, 6) * 40], first=0, count=2, tokens=2, temperature=0.0)
+    engine = maker.make(NGRAM, seats=1, num_blocks=32)
+    engine.run([])
+    run = closed_loop(engine, requests[:1] * 2, 1)
+    assert sum(step.num_prefill_rows for step in run.steps) == 160  # the second one finds nothing of the first
+    assert maker.make(NGRAM, seats=1, num_blocks=32).step is not engine.step
+
+
+def test_what_a_step_costs_is_measured_once_and_refined_by_each_engine_for_itself(
+    tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = []
+    real = modes.measure_step_cost
+
+    def measure(*args):  # type: ignore[no-untyped-def]
+        measured.append(real(*args))
+        return measured[-1]
+
+    monkeypatch.setattr(modes, "measure_step_cost", measure)
+    maker = EngineMaker(tiny)
+    auto = Mode("auto", 4)
+    requests = make_requests("chat", PROMPTS, first=0, count=2, tokens=8, temperature=0.0)
+    for _ in range(2):
+        closed_loop(maker.make(auto, seats=2, num_blocks=32), requests, 2)
+    assert len(measured) == 1
+    first = measured[0].points
+    assert maker._measure(tiny.executor, maker.make(auto, seats=1, num_blocks=32).storage, 512).points == first
+
+
+def test_auto_comes_first_and_no_mode_twice() -> None:
+    found = make_modes(["off", "suffix", "auto", "ngram", "suffix"], k=4, max_k=16)
+    assert found == [Mode("auto", 16), Mode("ngram", 4), Mode("suffix", 4)]
+
+
+def test_a_mode_that_cannot_be_built_says_why(tiny: LoadedModel) -> None:
+    maker = EngineMaker(tiny)
+    assert "draft model" in maker.reason_against(Mode("model", 4))
+    assert maker.reason_against(Mode("ngram", 4)) == maker.reason_against(Mode("auto", 16)) == ""
+
+
+class _Slow(WrappedExecutor):
+    """Takes 100 s for each of the first forwards, then 1 s a row."""
+
+    def __init__(self, inner, clock: Clock, num_slow: int) -> None:  # type: ignore[no-untyped-def]
+        super().__init__(inner)
+        self.clock = clock
+        self.left = num_slow
+
+    def forward(self, batch: PackedBatch, **options) -> ForwardOutput:  # type: ignore[no-untyped-def]
+        output = super().forward(batch, **options)
+        self.clock.now += 100.0 if self.left > 0 else float(batch.num_rows)
+        self.left -= 1
+        return output
+
+
+def test_forward_times_are_those_after_the_warm_up(tiny: LoadedModel) -> None:
+    clock = Clock()
+    shapes = [(1, 1), (2, 1), (2, 3)]
+    slow = _Slow(tiny.executor, clock, len(shapes))
+    found = measure_forwards(slow, shapes, block_size=16, context=20, rounds=1, clock=clock)
+    assert found.seconds == {(1, 1): 1.0, (2, 1): 2.0, (2, 3): 6.0}
