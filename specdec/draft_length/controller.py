@@ -149,7 +149,8 @@ class DraftLengthController:
                 continue
             for draft in ask.drafts:
                 self.acceptance.record(ask.seq_id, draft.drafter, draft.token_ids, draft.cumulative, ids)
-            if pick.costly and made is not None:
+            # No draft at all says nothing: who still takes in a prompt, or failed, was neither right nor wrong.
+            if pick.costly and made is not None and made.token_ids:
                 # What it did not dare to draft counts as wrong: plans are made by position, before it dares.
                 padded = (*made.token_ids, *(-1 for _ in range(pick.length - len(made.token_ids))))
                 self.acceptance.record(ask.seq_id, pick.costly, padded, None, ids)

@@ -242,6 +242,18 @@ def test_a_costly_drafter_that_does_not_pay_is_tried_again_within_its_share_of_t
     assert used(costly.run(4000, cheap=0.0, costly=1.0)[3000:]) > 0.9  # and found when it pays at last
 
 
+def test_steps_in_which_a_costly_drafter_still_catches_up_are_no_evidence_against_it() -> None:
+    controller = DraftLengthController(FLAT, rounds={"model": lambda rows: 0.0001})
+    wanted = [Ask(0, 4, missing={"model": 1000})]
+    before = controller.acceptance.survivals(0, "model", 4, None)
+    for _ in range(5):
+        picks = controller.plan(wanted, rows=1, tokens=1)
+        assert picks[0].costly == "model"
+        controller.settle([Draft("model")], rows=1, tokens=1)
+        controller.observe([[5]], rows=1, seconds=0.01)
+    assert controller.acceptance.survivals(0, "model", 4, None) == before
+
+
 def test_rows_that_a_costly_drafter_lacks_are_part_of_its_price() -> None:
     def price(rows: int) -> float:
         return 0.0002 * rows
