@@ -9,7 +9,7 @@ import itertools
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvcache.ledger import Ledger
@@ -27,6 +27,8 @@ from specdec.plan import StepPlan, StepResult, StepStats, TokenLogprobs
 from specdec.sampling import Sampler
 from specdec.speculation import DraftLength, Measure, Speculation, SpeculationConfig, build_speculation
 from specdec.step import SpeculativeStep
+
+Speculate = Callable[[Executor, KVStorage, Sampler], Speculation]  # on the engine's storage, in which nothing is in use
 
 
 def ledger_wanted() -> bool:
@@ -89,7 +91,8 @@ class KeepAll:
 class OfflineEngine:
     """Owns a pool and storage for ``executor`` (which it re-binds). One caller at a time.
 
-    ``drafter`` replaces those that ``config`` names; ``draft`` is a draft model; ``measure`` says what a step costs.
+    ``drafter`` replaces those that ``config`` names, and so does all that ``speculate`` builds; ``draft`` is a draft
+    model; ``measure`` says what a step costs.
     Requests get seq_id 0, 1, .. in the order in which they come.
     """
 
@@ -102,6 +105,7 @@ class OfflineEngine:
         drafter: Drafter | None = None,
         draft: Executor | None = None,
         measure: Measure = measure_step_cost,
+        speculate: Speculate | None = None,
     ) -> None:
         self.ledger = Ledger(num_blocks, config.block_size) if config.ledger else None
         self.manager = KVCacheManager(
@@ -119,7 +123,9 @@ class OfflineEngine:
         sampler = Sampler(get_kernels(choice=config.kernels))
         k = config.num_speculative_tokens
         speculation = None
-        if k and drafter is not None:
+        if k and speculate is not None:
+            speculation = speculate(executor, self.storage, sampler)
+        elif k and drafter is not None:
             speculation = Speculation({drafter.name: drafter}, drafter.name, None)
         elif k:
             speculation = build_speculation(
@@ -139,6 +145,7 @@ class OfflineEngine:
             default_drafter=speculation.default_drafter if speculation else None,
             sampler=sampler,
             controller=speculation.controller if speculation else None,
+            auto=speculation.auto if speculation else (),
             ledger=self.ledger,
         )
         self.scheduler = Scheduler(

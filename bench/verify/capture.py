@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.offline import Completion, OfflineConfig, OfflineEngine, Submission
+from bench.offline import Completion, OfflineConfig, OfflineEngine, Speculate, Submission
 from bench.wrapped import WrappedExecutor
 from model.batch import PackedBatch
 from model.interface import Executor, ForwardOutput, ReducedHead
-from specdec.drafters.base import Drafter
 from specdec.plan import StepPlan, StepResult
 
 Row = NDArray[np.float32]
@@ -37,7 +36,7 @@ class Moment:
     batch: tuple[BatchItem, ...]
 
 
-class _Tap(WrappedExecutor):
+class Tap(WrappedExecutor):
     """An executor that keeps the batch and logits of its last whole forward."""
 
     def __init__(self, executor: Executor) -> None:
@@ -58,6 +57,12 @@ class _Tap(WrappedExecutor):
             self.batch, self.logits = batch, output.logits.numpy()
         return output
 
+    def drafts(self, item: int, num_tokens: int) -> tuple[int, ...]:
+        """The drafts that the last forward verified for plan item ``item``, behind its ``num_tokens`` known tokens."""
+        assert self.batch is not None
+        first, end = int(self.batch.row_starts[item]) + num_tokens, int(self.batch.row_starts[item + 1])
+        return tuple(self.batch.input_ids[first:end].tolist())
+
 
 class RecordingEngine(OfflineEngine):
     """Keeps the moment in which sequence ``seq_id`` emits output index ``output_index``."""
@@ -68,12 +73,13 @@ class RecordingEngine(OfflineEngine):
         config: OfflineConfig,
         *,
         num_blocks: int,
-        drafter: Drafter | None = None,
+        draft: Executor | None = None,
+        speculate: Speculate | None = None,
         seq_id: int,
         output_index: int,
     ) -> None:
-        self._tap = _Tap(executor)
-        super().__init__(self._tap, config, num_blocks=num_blocks, drafter=drafter)
+        self._tap = Tap(executor)
+        super().__init__(self._tap, config, num_blocks=num_blocks, draft=draft, speculate=speculate)
         self._watched = seq_id, output_index
         self.moment: Moment | None = None
 
@@ -91,7 +97,7 @@ class RecordingEngine(OfflineEngine):
                             seq_id=each.sequence.seq_id,
                             num_computed=computed,
                             num_tokens=each.num_tokens,
-                            drafts=self._drafts(j, each.num_tokens),
+                            drafts=self._tap.drafts(j, each.num_tokens),
                             accepted=found.num_accepted,
                         )
                         for j, (each, (computed, _), found) in enumerate(
@@ -109,12 +115,6 @@ class RecordingEngine(OfflineEngine):
         row: Row = logits[batch.logits_rows.tolist().index(packed)].copy()
         return row
 
-    def _drafts(self, item: int, num_tokens: int) -> tuple[int, ...]:
-        batch = self._tap.batch
-        assert batch is not None
-        first, end = int(batch.row_starts[item]) + num_tokens, int(batch.row_starts[item + 1])
-        return tuple(batch.input_ids[first:end].tolist())
-
 
 def capture(
     executor: Executor,
@@ -122,13 +122,20 @@ def capture(
     runs: Sequence[Sequence[Submission]],
     *,
     num_blocks: int,
-    drafter: Drafter | None,
+    draft: Executor | None = None,
+    speculate: Speculate | None = None,
     seq_id: int,
     output_index: int,
 ) -> tuple[Moment | None, list[list[Completion]]]:
     """Run ``runs`` one after the other in one engine; the moment (None: no such token) and the answers."""
     engine = RecordingEngine(
-        executor, config, num_blocks=num_blocks, drafter=drafter, seq_id=seq_id, output_index=output_index
+        executor,
+        config,
+        num_blocks=num_blocks,
+        draft=draft,
+        speculate=speculate,
+        seq_id=seq_id,
+        output_index=output_index,
     )
     answers = [engine.run(run) if run else [] for run in runs]
     return engine.moment, answers

@@ -18,16 +18,20 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from bench.offline import OfflineConfig, Submission
 from bench.verify.factors import ORACLES, PREEMPT_TOKENS
 from bench.verify.plain import PlainAnswers
 from bench.verify.pool import Cell, RequestPool
+from specdec.drafting import AUTO
+from specdec.speculation import EXIT, MODEL
 
 MATE_TOKENS = 48
 ABORTED_TOKENS = 48
 WARM_UP_TOKENS = 16  # of each request, to fill the prefix cache
 TURN_OUTPUT = 8  # of each later turn
+_NAMED = (MODEL, EXIT, "suffix", "ngram")  # by requests beside auto; who names one that is not there gets no drafts
 STRANGER = "stranger"  # the other cache salt
 _SHARE = 0.3  # of what a batch's outputs take: no more of it has room in a tight pool
 
@@ -61,7 +65,8 @@ class Ask:
     arrival: int = 0
     abort_after: int | None = None
     abort_in_step: bool = False
-    drafts: bool = True  # False: it asks for none
+    num_drafts: int | None = None  # that it asks for; None: up to the case's k
+    drafter: str | None = None  # that it asks for; None: the case's
     salt: str = ""
 
     @property
@@ -154,12 +159,22 @@ def _batch(case: Case, pool: RequestPool) -> list[Ask]:
         mate_tokens = min(mate_tokens, PREEMPT_TOKENS)
     leader = Cell(values["prompts"], values["sampling"])
     cells = _company(leader, pool, batch)
-    # Some rows do not speculate, beside rows that do.
-    mates = [Ask(cell, mate_tokens, drafts=i % 4 != 3) for i, cell in enumerate(cells[1:], 1)]
+    mates = [Ask(cell, mate_tokens, **_own_wishes(case, i)) for i, cell in enumerate(cells[1:], 1)]
     if values["cache"] == "follow-up":
         mates = [_aligned(ask, case.block_size, pool) if i % 2 == 1 else ask for i, ask in enumerate(mates)]
     # One that ends at once comes last, when the others are there.
     return [Ask(leader, length), *mates] if length > 2 else [*mates, Ask(leader, length)]
+
+
+def _own_wishes(case: Case, number: int) -> dict[str, Any]:
+    """What a batch mate asks for itself. Some do not speculate, and beside auto some name a drafter."""
+    if number % 4 == 3:
+        return {"num_drafts": 0}
+    if case.values["drafter"] != AUTO or number % 4 != 1:
+        return {}
+    # With a number of its own a request gets so many drafts whatever they bring.
+    own = {"num_drafts": case.k} if number % 8 == 5 else {}
+    return {"drafter": _NAMED[number // 4 % len(_NAMED)], **own}
 
 
 def _aligned(ask: Ask, block_size: int, pool: RequestPool) -> Ask:
@@ -238,8 +253,7 @@ def _blocks(case: Case, runs: Sequence[Sequence[Ask]], pool: RequestPool) -> int
 
 def _submission(ask: Ask, plain: PlainAnswers) -> Submission:
     prompt, params = plain.request(ask.cell, ask.max_tokens)
-    if not ask.drafts:
-        params = replace(params, num_speculative_tokens=0)
+    params = replace(params, num_speculative_tokens=ask.num_drafts, drafter=ask.drafter)
     return Submission(prompt, params, ask.arrival, ask.abort_after, ask.abort_in_step, ask.salt)
 
 

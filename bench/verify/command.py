@@ -12,18 +12,21 @@ from server.commands import CommandError, Report
 from server.settings import Settings, choices_of, default_text, flag_name
 
 if TYPE_CHECKING:
+    from bench.verify.draft_model import DraftModel
     from bench.verify.run import Verification
+    from model.loader import LoadedModel
 
 HELP = "prove that speculation changes nothing: compare it with plain decoding, token by token"
 DEFAULT_FOLDER = Path("truedraft-verify")
 
-_AS_SERVE = ("model", "dtype", "device", "executor", "kernels", "num_threads")
+_AS_SERVE = ("model", "draft_model", "dtype", "device", "executor", "kernels", "num_threads")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name in _AS_SERVE:
         info = Settings.model_fields[name]
-        text = f"as for serve (default: {default_text(info)})"
+        default_is = "the target itself, if memory allows" if name == "draft_model" else default_text(info)
+        text = f"as for serve (default: {default_is})"
         # None leaves the kernels to the environment, as serve does.
         default = None if name == "kernels" else info.default
         options: dict[str, Any] = {"default": default, "help": text, "choices": choices_of(info)}
@@ -87,10 +90,12 @@ def run(arguments: argparse.Namespace, report: Report) -> int:
         kernels=arguments.kernels,
         num_threads=arguments.num_threads,
     )
+    draft, no_draft = _draft(arguments, loaded, folder, report)
     options = Options(
         suite=arguments.suite,
         seed=arguments.seed,
         drafter=arguments.draft,
+        no_draft=no_draft,
         cases=tuple(arguments.case),
         max_positions=arguments.max_positions,
         reference=folder if arguments.reference and not arguments.case else None,
@@ -99,7 +104,7 @@ def run(arguments: argparse.Namespace, report: Report) -> int:
         given=given,
     )
     try:
-        verification = Verification(loaded, options, Progress())
+        verification = Verification(loaded, options, Progress(), draft)
     except ValueError as error:
         raise CommandError(str(error)) from error
     if arguments.list:
@@ -114,6 +119,24 @@ def run(arguments: argparse.Namespace, report: Report) -> int:
     if verification.ended is not None:
         raise verification.ended
     return 0 if result["passed"] and not missing else 1
+
+
+def _draft(
+    arguments: argparse.Namespace, loaded: LoadedModel, folder: Path, report: Report
+) -> tuple[DraftModel | None, str]:
+    """The model that drafts, or why there is none."""
+    from bench.verify.draft_model import named_draft, target_as_draft
+    from bench.verify.drafters import NO_DRAFT_MODEL
+    from specdec.drafting import AUTO
+    from specdec.speculation import MODEL
+
+    if arguments.draft not in (None, MODEL, AUTO):
+        return None, NO_DRAFT_MODEL
+    options = {name: getattr(arguments, name) for name in ("dtype", "executor", "kernels", "num_threads")}
+    if arguments.draft_model is not None:
+        return named_draft(arguments.draft_model, loaded, report, **options), NO_DRAFT_MODEL
+    found = target_as_draft(loaded, folder, report, **options)
+    return (None, found) if isinstance(found, str) else (found, NO_DRAFT_MODEL)
 
 
 def summary(result: Mapping[str, Any]) -> list[str]:
@@ -145,6 +168,8 @@ def summary(result: Mapping[str, Any]) -> list[str]:
     if model["exactness_level"] != "L0":
         lines.append(f"near ties: {result['near_ties']}; {result['near_tie_rule']}")
         lines.append(f"why not L0: {model['exactness_detail']}")
+    if result["draft"] is not None:
+        lines.append(f"draft model: {result['draft']}")
     for name, reason in result["drafters_left_out"].items():
         lines.append(f"drafter {name} left out: {reason}")
     reference = result["reference"]
@@ -187,7 +212,7 @@ def _list(verification: Verification) -> int:
     )
     for constraint in suite.design.constraints:
         print(f"left out: {constraint.reason}")
-    for name, reason in verification.drafters_left_out.items():
+    for name, reason in verification.drafters.left_out.items():
         print(f"left out: drafter {name}: {reason}")
     return 0
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Collection, Mapping
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from bench.offline import OfflineConfig, OfflineEngine
+from bench.offline import OfflineConfig, OfflineEngine, Speculate
+from bench.verify.capture import Tap
 from bench.verify.factors import NO_DRAFTER
 from model.interface import Executor
-from specdec.drafters.base import Drafter, DraftRequest
 from specdec.plan import StepPlan, StepResult
-from specdec.sequence import Sequence
 
 
 @dataclass(slots=True)
@@ -21,7 +20,8 @@ class Counts:
 
     drafted: int = 0
     accepted: int = 0
-    drafted_positions: int = 0  # emitted by a step that verified a draft for the sequence
+    drafted_by: Counter[str] = field(default_factory=Counter)  # drafted, by drafter
+    drafted_positions: int = 0  # emitted by a step that verified a draft of the case's drafter for the sequence
     steps: int = 0  # of any request
     steps_of_2: int = 0  # steps with at least 2 sequences
     steps_of_8: int = 0
@@ -57,29 +57,35 @@ class CountingEngine(OfflineEngine):
         config: OfflineConfig,
         *,
         num_blocks: int,
-        drafter: Drafter,
+        draft: Executor | None,
+        speculate: Speculate,
         compared: Collection[int],
     ) -> None:
-        self._heard = _Heard(drafter)
-        super().__init__(executor, config, num_blocks=num_blocks, drafter=self._heard)
+        self._tap = Tap(executor)
+        super().__init__(self._tap, config, num_blocks=num_blocks, draft=draft, speculate=speculate)
         self._compared = compared
         self._digest = hashlib.sha256()
         self.counts = Counts()
 
     def run_step(self, plan: StepPlan) -> StepResult:
-        self._heard.drafts.clear()
         result = super().run_step(plan)
         counts, sequences = self.counts, 0
-        for item, output in zip(plan.items, result.outputs, strict=True):
-            drafts = self._heard.drafts.get(output.seq_id, [])
+        for i, (item, output) in enumerate(zip(plan.items, result.outputs, strict=True)):
+            drafts = self._tap.drafts(i, item.num_tokens)
             self._digest.update(
-                repr((output.seq_id, item.num_tokens, drafts, output.num_accepted, output.token_ids)).encode()
+                repr(
+                    (output.seq_id, item.num_tokens, output.drafter, drafts, output.num_accepted, output.token_ids)
+                ).encode()
             )
             if output.seq_id in self._compared:
                 sequences += 1
                 counts.drafted += output.num_drafted
                 counts.accepted += output.num_accepted
-                counts.drafted_positions += len(output.token_ids) if output.num_drafted else 0
+                if output.num_drafted:
+                    counts.drafted_by[output.drafter] += output.num_drafted
+                    # A request that names its own drafter says nothing of the case's.
+                    if item.sequence.params.drafter is None:
+                        counts.drafted_positions += len(output.token_ids)
         self._digest.update(b"\n")
         counts.steps += 1
         counts.steps_of_2 += sequences >= 2
@@ -87,26 +93,3 @@ class CountingEngine(OfflineEngine):
         counts.most_sequences = max(counts.most_sequences, sequences)
         counts.digest = self._digest.hexdigest()
         return result
-
-
-class _Heard:
-    """``inner``, whose proposals of the step are kept by seq_id."""
-
-    def __init__(self, inner: Drafter) -> None:
-        self._inner = inner
-        self.drafts: dict[int, list[int]] = {}
-
-    @property
-    def name(self) -> str:
-        return self._inner.name
-
-    def propose(self, requests: Seq[DraftRequest]) -> list[list[int]]:
-        found = self._inner.propose(requests)
-        self.drafts.update(zip((request.sequence.seq_id for request in requests), map(list, found), strict=True))
-        return found
-
-    def update(self, sequence: Sequence, num_emitted: int) -> None:
-        self._inner.update(sequence, num_emitted)
-
-    def release(self, seq_id: int) -> None:
-        self._inner.release(seq_id)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 from bench.verify.covering import Constraint, Design, Factor, Row
+from specdec.speculation import EXIT
 
 BATCHES = ("1", "2", "4", "8", "16")  # requests in flight together
 LENGTHS = ("1", "2", "7", "16", "64", "128", "512")  # output tokens of the leading request
@@ -113,6 +114,19 @@ def _constraints() -> tuple[Constraint, ...]:
             f"preempted at every step, a case has several steps and computes at most {PREEMPT_ROWS:,} rows again",
             ("condition", "batch", "length", "prompts"),
             lambda r: r["condition"] != "preempt" or (int(r["length"]) >= 7 and rows_again(r) <= PREEMPT_ROWS),
+        ),
+        Constraint(
+            f"{EXIT} drafts for sequences that lack the KV of their last token alone, and right after a preemption a "
+            "prefix cache leaves that only with blocks of one token",
+            ("condition", "drafter", "block_size", "cache"),
+            lambda r: (
+                r["condition"] != "preempt" or r["drafter"] != EXIT or (r["block_size"] == "1" and r["cache"] != "off")
+            ),
+        ),
+        Constraint(
+            f"alone, {EXIT} drafts from the second step on, so never for two tokens",
+            ("batch", "length", "drafter"),
+            lambda r: r["batch"] != "1" or r["drafter"] != EXIT or int(r["length"]) > 2,
         ),
         Constraint(
             "a single token is not drafted",

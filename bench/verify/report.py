@@ -34,6 +34,7 @@ def case_entry(case: Case, result: CaseResult | None, tokenizer: Tokenizer | Non
         "requests": result.requests,
         "positions": result.positions,
         **{name: getattr(result.counts, name) for name in COUNTED},
+        "drafted_by": dict(sorted(result.counts.drafted_by.items())),
         "most_sequences": result.counts.most_sequences,
         "steps_digest": result.counts.digest,
         "did_not_happen": lacking(case.values, result.counts),

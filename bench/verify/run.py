@@ -18,7 +18,8 @@ from bench.verify.cases import Case, CasePlan, plan_case
 from bench.verify.compare import NEAR_TIE_SHARE
 from bench.verify.coverage import coverage_of, pairs_missing
 from bench.verify.covering import Combination
-from bench.verify.drafters import drafter_names
+from bench.verify.draft_model import DraftModel
+from bench.verify.drafters import NO_DRAFT_MODEL, find_drafters
 from bench.verify.factors import build_design, rows_again, thread_counts
 from bench.verify.plain import PlainAnswers, PlainError
 from bench.verify.pool import Cell, RequestPool
@@ -37,8 +38,10 @@ from model.kernels import get_kernels
 from model.loader import ExecutorName, LoadedModel, load_model
 from server.ending import Ended
 from server.version import VERSION
+from specdec.drafting import AUTO
 from specdec.probe import measured_exactness
 from specdec.sampling import Sampler
+from specdec.speculation import MODEL
 
 # Units of work: one token decoded alone. A position of a batch and a row of a prefill cost less.
 _POSITION = 0.3
@@ -52,6 +55,7 @@ class Options:
     suite: str = "quick"
     seed: int = 0  # of the requests and of the choice of cases
     drafter: str | None = None  # prove this one; None: all
+    no_draft: str = NO_DRAFT_MODEL  # why there is no draft model, if there is none
     cases: tuple[str, ...] = ()  # run only these (ids or lists of values)
     max_positions: int | None = None  # leave cases out so that no more positions are compared; no fill
     reference: Path | None = None  # the checkpoint's folder; None: no reference run
@@ -60,35 +64,46 @@ class Options:
     given: str | None = None  # the command as it was given; None: ``command`` with the cases
 
 
-def run_suite(loaded: LoadedModel, options: Options | None = None, progress: Progress | None = None) -> dict[str, Any]:
-    """Verify ``loaded`` (its executor is re-bound) and return the report (see bench.verify.report; schema 1).
+def run_suite(
+    loaded: LoadedModel,
+    options: Options | None = None,
+    progress: Progress | None = None,
+    *,
+    draft: DraftModel | None = None,
+) -> dict[str, Any]:
+    """Verify ``loaded`` (its executor is re-bound, as is ``draft``'s) and return the report (see bench.verify.report;
+    schema 1).
 
     Raises ValueError, one line, for options that cannot be. An interruption ends the run; the report says so.
     """
-    return Verification(loaded, options or Options(), progress or Silent()).run()
+    return Verification(loaded, options or Options(), progress or Silent(), draft).run()
 
 
 class Verification:
     """One run. ``ended`` holds the interruption, if there was one. Raises ValueError for options that cannot be."""
 
-    def __init__(self, loaded: LoadedModel, options: Options, progress: Progress) -> None:
+    def __init__(
+        self, loaded: LoadedModel, options: Options, progress: Progress, draft: DraftModel | None = None
+    ) -> None:
         self._loaded = loaded
         self._options = options
         self._progress = progress
         info = loaded.info
         self.pool = RequestPool(info, loaded.tokenizer_or_none, options.seed)
-        drafters, self.drafters_left_out = drafter_names(info.num_token_ids, options.drafter)
+        self.drafters = find_drafters(
+            loaded.executor, draft, only=options.drafter, no_draft=options.no_draft, seed=options.seed
+        )
         design = build_design(
             sampling=self.pool.sampling,
             prompts=self.pool.prompts,
-            drafters=drafters,
+            drafters=self.drafters.names,
             max_model_len=info.max_model_len,
             threads=thread_counts(),
         )
         self.suite = Suite(options.suite, design, options.seed)
         self._exactness = measured_exactness(loaded, Sampler(get_kernels(choice=loaded.kernels)))
         self._plain = PlainAnswers(loaded, self.pool, ledger=options.ledger)
-        self._runner = CaseRunner(loaded, self.pool, self._plain, exact=self._exactness.level == "L0")
+        self._runner = CaseRunner(loaded, self.pool, self._plain, self.drafters, exact=self._exactness.level == "L0")
         self._cases = self._chosen()
         self._results: dict[str, CaseResult] = {}
         self._positions_planned = 0
@@ -240,6 +255,11 @@ class Verification:
             return
         self._reference |= _reference_report(prompts, outcomes)
 
+    def _draft_line(self) -> str | None:
+        """The draft model, for people."""
+        draft = self.drafters.draft
+        return None if draft is None else f"{draft.name}, the target itself" if draft.is_target else draft.name
+
     def _report(self, started: datetime, seconds: float) -> dict[str, Any]:
         loaded, options = self._loaded, self._options
         results = self._results
@@ -283,7 +303,8 @@ class Verification:
             "plain_positions": self._plain.positions,
             "near_ties": near_ties,
             "near_tie_rule": near_tie_rule(self._exactness.level),
-            "drafters_left_out": self.drafters_left_out,
+            "draft": self._draft_line(),
+            "drafters_left_out": dict(self.drafters.left_out),
             "coverage": coverage_of(
                 self.suite.design, self._cases, results, self._positions_planned, triples=options.suite == "full"
             ),
@@ -307,6 +328,8 @@ def _units(case: Case, plan: CasePlan) -> float:
     rows = sum(ask.max_tokens for ask in plan.asks)  # about as many as the prompts'
     if case.values["condition"] == "preempt":
         rows += rows_again(case.values)
+    if case.values["drafter"] in (MODEL, AUTO):
+        rows *= 2  # of another model
     return _POSITION * sum(ask.max_tokens for ask in plan.asks) + _ROW * rows
 
 

@@ -9,18 +9,16 @@ from dataclasses import dataclass, field
 
 import torch
 
-from bench.offline import Completion, OfflineConfig, Submission
+from bench.offline import Completion, OfflineConfig, Speculate, Submission
 from bench.verify.capture import Moment, Row, capture
 from bench.verify.cases import STRANGER, Case, CasePlan
 from bench.verify.compare import Difference, first_difference, near_tie, tie_tolerance
 from bench.verify.counting import CountingEngine, Counts
-from bench.verify.drafters import make_case_drafter
+from bench.verify.drafters import Drafters
 from bench.verify.plain import PlainAnswers, PlainError
 from bench.verify.pool import Cell, RequestPool
 from model.loader import LoadedModel
-from specdec.drafters.base import Drafter
-
-_DRAFT_SEED = 5
+from specdec.speculation import MODEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +69,14 @@ class _Answered:
 class CaseRunner:
     """Runs cases on one model. ``exact``: bit for bit (L0), else with the near-tie rule."""
 
-    def __init__(self, model: LoadedModel, pool: RequestPool, plain: PlainAnswers, *, exact: bool) -> None:
+    def __init__(
+        self, model: LoadedModel, pool: RequestPool, plain: PlainAnswers, drafters: Drafters, *, exact: bool
+    ) -> None:
         self._model = model
         self._pool = pool
         self._plain = plain
+        self._drafters = drafters
         self._exact = exact
-        self._vocab_size = model.info.num_token_ids
 
     def run(self, case: Case, plan: CasePlan) -> CaseResult:
         """Run and judge ``case``, whose requests are ``plan``; its plain answers must have been computed.
@@ -103,7 +103,8 @@ class CaseRunner:
             self._model.executor,
             self._config(plan),
             num_blocks=plan.num_blocks,
-            drafter=self._drafter(case, plan),
+            draft=self._drafters.draft_executor(case.values["drafter"]),
+            speculate=self._speculate(case, plan),
             compared=compared,
         )
         answers = [engine.run(run) for run in submissions]
@@ -144,19 +145,25 @@ class CaseRunner:
         counts = result.counts
         if case.values["drafter"] == "perfect" and self._exact and counts.accepted != counts.drafted:
             return f"of {counts.drafted} drafts from the known answers only {counts.accepted} were accepted"
+        draft = self._drafters.draft
+        its_own = case.values["drafter"] == MODEL and draft is not None and draft.is_target
+        if its_own and self._exact and counts.accepted != counts.drafted:
+            return f"of {counts.drafted} drafts of the target itself only {counts.accepted} were accepted"
         return None
 
     def _config(self, plan: CasePlan) -> OfflineConfig:
         # The sampler's kernels and the ledger are the run's, not the case's.
         return dataclasses.replace(plan.config, kernels=self._plain.config.kernels, ledger=self._plain.config.ledger)
 
-    def _drafter(self, case: Case, plan: CasePlan) -> Drafter:
+    def _speculate(self, case: Case, plan: CasePlan) -> Speculate:
         known: dict[int, Sequence[int]] = {}
         if plan.oracle:
             for seq_id, (run, index) in enumerate(plan.by_seq()):
                 ask = plan.runs[run][index]
                 known[seq_id] = self._plain.answer(ask.cell, ask.max_tokens).token_ids
-        return make_case_drafter(case.values["drafter"], self._vocab_size, known, _DRAFT_SEED)
+        return self._drafters.speculate(
+            case.values["drafter"], case.spec, known, max_rows=plan.config.max_num_batched_tokens
+        )
 
     def _judge(self, case: Case, plan: CasePlan, answered: list[_Answered], result: CaseResult) -> CaseResult:
         positions = ties = 0
@@ -211,7 +218,6 @@ class CaseRunner:
             config,
             [[Submission(submission.prompt, submission.params)]],
             num_blocks=-(-(len(submission.prompt) + submission.params.max_tokens) // config.block_size),
-            drafter=None,
             seq_id=0,
             output_index=output_index,
         )
@@ -225,7 +231,8 @@ class CaseRunner:
             self._config(plan),
             plan.submissions(self._plain),
             num_blocks=plan.num_blocks,
-            drafter=self._drafter(case, plan),
+            draft=self._drafters.draft_executor(case.values["drafter"]),
+            speculate=self._speculate(case, plan),
             seq_id=one.seq_id,
             output_index=min(at, len(one.got.token_ids) - 1),
         )
