@@ -50,7 +50,7 @@ CONDITIONS: tuple[Condition, ...] = (
     _c("n-gram drafts, k = 8 over blocks of 1, small chunks", _k(8, block_size=1, max_num_batched_tokens=40)),
     _c("a pool so small that requests are preempted", _k(4, block_size=1), batch=16, tight_pool=True),
     *(_c(f"drafts of which {e:.0%} are wrong, k = {k}", _k(k, block_size=4), oracle_errors=e) for e, k in _ORACLES),
-    _c("drafts of the first layer, preempted", _k(4, "exit", exit_layers=1, block_size=1), tight_pool=True),
+    _c("drafts of the first layer, preempted", _k(4, "exit", exit_layers=1, block_size=1), batch=16, tight_pool=True),
     _c("preempted at every step", _k(0, preempt_every_step=True), max_output=6),
     _c("preempted at every step, with drafts", _k(3, "random", preempt_every_step=True), max_output=6),
 )
