@@ -22,10 +22,11 @@ from specdec.draft_length.lengths import Choice, DraftRounds, choose_lengths
 from specdec.draft_length.pace import Pace
 from specdec.drafters.draft import Draft
 
-LEAST_GAIN = 1.02  # below it, no draft is the safer bet: estimates are noisy, and rows cost memory too
+LEAST_GAIN = 1.03  # below it, no draft is the safer bet: estimates are noisy, and rows cost memory too
 PROBE_SHARE = 0.01  # of the time, for drafts of costly drafters that nobody expects to pay
 PROBE_TOKENS = 2
 _MOST_SAVED = 2.0  # seconds of it, so that a long idle spell does not buy a burst
+_TRUST_WEIGHT, _TRUST_DECAY, _LEAST_TRUST = 10.0, 0.98, 0.5  # tokens, a step, and what is never gone below
 _CATCH_UP_STEPS = 16  # steps over which the rows that a costly drafter lacks are written off
 
 Seconds = Callable[[int], float]  # of so many rows
@@ -77,6 +78,10 @@ class DraftLengthController:
         self._least_gain = least_gain
         self._adaptive = adaptive
         self._pace = Pace()
+        # Drafts are verified because they look good, so more of them disappoint than surprise: what was expected of the
+        # verified ones, and what came. Both fade, so that after a spell without drafts they are tried again.
+        self._expected = self._right = 0.0
+        self._chosen: list[tuple[float, int]] = []  # of each ask: expected, and how many drafts are verified
         self._saved = 0.0  # seconds that probing may take
         self._turn = 0  # of the costly drafters, for probing
         self._asks: Seq[Ask] = ()
@@ -136,6 +141,7 @@ class DraftLengthController:
                 whole = self._chances(ask.seq_id, draft)
                 chances.append([1.0] * len(whole) if s == self._probed else whole)  # it was paid for to be seen
         choice = self._lengths(chances, rows, tokens)
+        self._chosen = [(sum(c[:length]), length) for c, length in zip(chances, choice.lengths, strict=True)]
         if self._adaptive:
             for ask, length in zip(self._asks, choice.lengths, strict=True):
                 if any(draft.token_ids for draft in ask.drafts):
@@ -144,9 +150,15 @@ class DraftLengthController:
 
     def observe(self, emitted: Seq[Seq[int]], *, rows: int, seconds: float) -> None:
         """The step ran ``rows`` rows in ``seconds`` (without the time of drafting); ``emitted`` came, for each ask."""
-        for ask, pick, made, ids in zip(self._asks, self._picks, self._made, emitted, strict=True):
+        self._expected *= _TRUST_DECAY
+        self._right *= _TRUST_DECAY
+        for s, (ask, pick, made, ids) in enumerate(zip(self._asks, self._picks, self._made, emitted, strict=True)):
             if not ids:
                 continue
+            expected, length = self._chosen[s]
+            if length and s != self._probed:
+                self._expected += expected
+                self._right += min(len(ids) - 1, length)
             for draft in ask.drafts:
                 self.acceptance.record(ask.seq_id, draft.drafter, draft.token_ids, draft.cumulative, ids)
             # No draft at all says nothing: who still takes in a prompt, or failed, was neither right nor wrong.
@@ -159,6 +171,12 @@ class DraftLengthController:
         self._asks, self._picks, self._made = (), [], ()
         self.cost.observe(rows, seconds)
         self._saved = min(self._saved + PROBE_SHARE * seconds, _MOST_SAVED)
+
+    @property
+    def trust(self) -> float:
+        """What came of verified drafts, over what was expected of them; at most 1."""
+        ratio = (self._right + _TRUST_WEIGHT) / (self._expected + _TRUST_WEIGHT)
+        return min(max(ratio, _LEAST_TRUST), 1.0)
 
     def release(self, seq_id: int) -> None:
         """Forget a sequence."""
@@ -185,8 +203,9 @@ class DraftLengthController:
             for s in fixed:
                 for i in range(len(chances[s])):
                     rounds.add(s, i)
+        trust = self.trust
         choice = choose_lengths(
-            [() if s in fixed else c for s, c in enumerate(chances)],
+            [() if s in fixed else [trust * chance for chance in c] for s, c in enumerate(chances)],
             rows=rows + sum(len(chances[s]) for s in fixed),
             tokens=max(1, tokens) + sum(sum(chances[s]) for s in fixed),
             cost=self.cost,

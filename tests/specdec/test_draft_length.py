@@ -296,3 +296,17 @@ def test_nobody_is_asked_for_drafts_more_than_some_steps_apart_and_small_batches
     for _ in range(10):
         assert pace.due(2)
         pace.decided(2, verified=False, num_sequences=3)
+
+
+def test_drafts_that_disappoint_whenever_they_look_good_are_done_without_and_tried_again_later() -> None:
+    """Estimates are right in the mean of all drafts, and far too high for those that are verified."""
+    controller = DraftLengthController(StepCost([(1, 0.010), (2, 0.0135), (128, 1.0)]))
+    lengths = []
+    for _ in range(400):
+        wanted = [Ask(0, 1, (Draft("d", (7,), (0.5,)),))]
+        _, choice = step(controller, wanted)
+        lengths.append(choice.lengths[0])
+        controller.observe([[0] if choice.lengths[0] else [7]], rows=1 + choice.lengths[0], seconds=choice.seconds)
+    assert lengths[0] == 1
+    assert sum(lengths[100:]) < 0.2 * len(lengths[100:])
+    assert sum(lengths[200:]) > 0
