@@ -52,6 +52,25 @@ def test_a_run_that_holds_ends_with_0_and_writes_both_reports(
     assert [case["factors"] for case in again["cases"]] == [report["cases"][-1]["factors"]]
 
 
+def test_a_draft_model_is_loaded_and_part_of_the_command_that_repeats_a_case(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    smaller = save_tiny_model(tmp_path / "smaller", seed=1)
+    case = (
+        "batch=2,sampling=hot,prompts=random,length=16,condition=none,cache=cold,drafter=model,k=3,block_size=4,"
+        "chunk=128,threads=1,arrival=together,aborts=no"
+    )
+    arguments = flags(folder, "--draft-model", smaller, "--draft", "model", "--case", case, "--report", tmp_path)
+    assert main(arguments) == 0
+    assert "draft model: smaller\n" in capsys.readouterr().out
+    report = json.loads((tmp_path / "report.json").read_text())
+    (found,) = report["cases"]
+    assert 0 < found["drafted_by"]["model"] == found["drafted"] > found["accepted"]  # it is another model
+    command = shlex.split(found["replay"])
+    assert command[command.index("--draft-model") + 1] == str(smaller)
+    assert command[command.index("--case") + 1] == case
+
+
 def test_a_run_without_speculation_does_not_pass(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,6 +129,7 @@ def test_the_list_names_cases_that_can_be_run(folder: Path, capsys: pytest.Captu
         (["--case", "q999"], "q999"),
         (["--case", "batch=3"], "batch = '3'"),
         (["--draft", "nobody"], "nobody"),
+        (["--draft-model", "/nowhere/at/all"], "--draft-model"),
         (["--max-positions", "0"], "--max-positions"),
         (["--suite", "slow"], "slow"),
         (["--report", "/dev/null/folder", "--case", "p001"], "/dev/null/folder"),
