@@ -26,7 +26,7 @@ _BIN_DECAY = 0.998
 _UNSCORED_GUESS = 0.5
 _SEQUENCE_WEIGHT = 3.0
 _SEQUENCE_DECAY = 0.93
-_LEAST_FACTOR, _MOST_FACTOR = 0.1, 1.3
+_LEAST_FACTOR = 0.1  # a sequence may do worse than its drafts promise; that it did better for a while was mostly luck
 
 
 class _Bins:
@@ -47,7 +47,7 @@ class _Track:
     @property
     def factor(self) -> float:
         ratio = (self.right + _SEQUENCE_WEIGHT) / (self.expected + _SEQUENCE_WEIGHT)
-        return min(max(ratio, _LEAST_FACTOR), _MOST_FACTOR)
+        return min(max(ratio, _LEAST_FACTOR), 1.0)
 
 
 class Acceptance:
