@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from tests.mutants.decoding import DECODING
+from tests.mutants.drafting import DRAFTING
 from tests.mutants.forward import FORWARD
 from tests.mutants.guards import GUARDS
 from tests.mutants.memory import MEMORY
 from tests.mutants.mutant import Mutant
 
-MUTANTS: tuple[Mutant, ...] = (*DECODING, *MEMORY, *FORWARD, *GUARDS)
+MUTANTS: tuple[Mutant, ...] = (*DECODING, *DRAFTING, *MEMORY, *FORWARD, *GUARDS)
 
 # The engine compared with itself on one tiny model; not test_reference.py, which compares with another program.
 EQUIVALENCE = (
