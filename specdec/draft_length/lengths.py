@@ -64,6 +64,11 @@ def choose_lengths(
     are not worth their noise. With ``rounds``, which add to the time of a draft that is not made yet, the order is the
     same, and the best prefix is only nearly the best choice.
     """
+    plain = cost.seconds(rows)
+    # What all of them together would bring if they took no more time than one row: mostly too little, and soon known.
+    most = tokens + sum(map(sum, survivals))
+    if most <= tokens * least_gain * max(1.0, cost.seconds(rows + 1) / plain):
+        return Choice((0,) * len(survivals), tokens, plain, 1.0)
     order = [(-chance, i, s) for s, chances in enumerate(survivals) for i, chance in enumerate(chances)]
     order.sort()
     emitted = np.array([tokens, *(-chance for chance, _, _ in order)]).cumsum()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 MOST_SKIPPED = 7
-_SEQUENCES_PER_SKIP = 4  # a host that drafts for few sequences in a step is not what the step waits for
+_SEQUENCES_PER_SKIP = 2  # a host that drafts for few sequences in a step is not what the step waits for
 
 
 class Pace:

@@ -158,6 +158,7 @@ def curve() -> StepCost:
     return StepCost([(rows, crowded(rows)) for rows in (1, 8, 16, 32, 64, 128)])
 
 
+@pytest.mark.case("V 50851")
 def test_drafts_get_short_under_load_and_long_again_within_a_few_steps() -> None:
     controller, rng = DraftLengthController(curve()), random.Random(2)
     alone = run(controller, 1, 60, rng, 0.8)
@@ -168,10 +169,11 @@ def test_drafts_get_short_under_load_and_long_again_within_a_few_steps() -> None
     assert sum(again[MOST_SKIPPED : MOST_SKIPPED + 10]) / 10 > 3
 
 
+@pytest.mark.case("V 50851")
 def test_drafts_that_are_never_right_are_given_up_and_come_back_when_they_are() -> None:
     controller, rng = DraftLengthController(StepCost([(1, 0.010), (2, 0.012), (128, 0.2)])), random.Random(3)
     assert sum(run(controller, 4, 80, rng, 0.0)[40:]) == 0
-    assert run(controller, 4, 80, rng, 1.0)[-1] > 2  # watched without costing a row
+    assert statistics.mean(run(controller, 4, 120, rng, 1.0)[-20:]) > 2  # watched without costing a row
 
 
 def test_the_same_calls_give_the_same_lengths() -> None:
@@ -301,7 +303,7 @@ def test_nobody_is_asked_for_drafts_more_than_some_steps_apart_and_small_batches
     assert pace.due(1)
     for _ in range(10):
         assert pace.due(2)
-        pace.decided(2, verified=False, num_sequences=3)
+        pace.decided(2, verified=False, num_sequences=1)
 
 
 def test_drafts_that_disappoint_whenever_they_look_good_are_done_without_and_tried_again_later() -> None:
