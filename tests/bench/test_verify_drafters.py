@@ -81,6 +81,8 @@ PRESSED = (
 )  # fmt: skip
 
 
+@pytest.mark.case("V 8783")
+@pytest.mark.case("V 28558")
 def test_under_pressure_on_its_planes_a_drafter_with_forwards_passes(model: LoadedModel, draft: DraftModel) -> None:
     cases = [spec(drafter=drafter, **pressed) for drafter in ("model", "exit", "auto") for pressed in PRESSED]
     report = run_suite(model, Options(cases=tuple(cases)), draft=draft)

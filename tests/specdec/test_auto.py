@@ -82,6 +82,8 @@ def plain(target: GenericExecutor) -> Sequence[Any]:
     return OfflineEngine(target, OfflineConfig(num_speculative_tokens=0), num_blocks=200).run(submissions())
 
 
+@pytest.mark.case("V 41758")
+@pytest.mark.case("T 2208")
 @pytest.mark.parametrize("preempted", [False, True])
 @pytest.mark.parametrize(
     ("drafter", "draft_length", "exit_layers"),

@@ -39,6 +39,7 @@ def facts(result: Result) -> tuple[object, ...]:
 # -- a draft that equals the target ------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("V 8783")
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("params", PARAMS)
 def test_the_target_as_its_own_draft_is_always_accepted(params: SamplingParams, sampler: str) -> None:
