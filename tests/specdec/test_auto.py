@@ -110,7 +110,7 @@ def test_every_way_to_speculate_gives_the_output_of_plain_decoding(
     preempted: bool,
 ) -> None:
     drafted = 0
-    for start in ((1,) if preempted else range(3)):
+    for start in (1,) if preempted else range(3):
         config = OfflineConfig(
             num_speculative_tokens=6,
             drafter=drafter,
