@@ -12,6 +12,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 Row = Mapping[str, str]
 Combination = tuple[tuple[str, str], ...]  # ((factor, value), ..), in the order of the factors
@@ -53,7 +54,7 @@ class Design:
         self._name_sets = [frozenset(c.names) for c in self.constraints]
         with_names = list(zip(self.constraints, self._name_sets, strict=True))
         self._naming = {name: [pair for pair in with_names if name in pair[1]] for name in self._values}
-        self._completable: dict[tuple[tuple[str, str], ...], bool] = {}
+        self._completable: dict[tuple[str | None, ...], bool] = {}
 
     def allows(self, row: Row) -> bool:
         """No constraint forbids ``row``, which may be partial."""
@@ -61,10 +62,15 @@ class Design:
 
     def completable(self, row: Row) -> bool:
         """Some allowed complete row holds the partial ``row``."""
-        key = tuple((name, row[name]) for name in self._constrained if name in row)
+        known = {name: row[name] for name in self._constrained if name in row}
+        return self._known(known, lambda: self.allows(known) and self._complete(known))
+
+    def _known(self, row: dict[str, str], find: Callable[[], bool]) -> bool:
+        """What was found for ``row`` before, else what ``find`` says."""
+        key = tuple(row.get(name) for name in self._constrained)
         found = self._completable.get(key)
         if found is None:
-            found = self._completable[key] = self.allows(dict(key)) and self._complete(dict(key))
+            found = self._completable[key] = find()
         return found
 
     def _complete(self, row: dict[str, str]) -> bool:
@@ -79,7 +85,7 @@ class Design:
         checks = [c.allows for c, names in self._naming[name] if names <= known]
         for value in self._values[name]:
             wider = {**row, name: value}
-            if all(allows(wider) for allows in checks) and self._complete(wider):
+            if all(allows(wider) for allows in checks) and self._known(wider, partial(self._complete, wider)):
                 return True
         return False
 
