@@ -19,7 +19,7 @@ from specdec.drafters.context_tree import BYTES_PER_TEXT_ENTRY, MAX_BYTES_PER_OC
 
 _END = -1
 _FIRST_MARK = -3  # marks are this, less the slot; -1 and -2 are for texts outside the store
-_BYTES_PER_SALT = 1024
+_BYTES_PER_SALT = 1600  # the shelf, and tokens of contexts: with few outputs nothing else holds these
 
 
 class _Shelf:
@@ -43,7 +43,11 @@ class _Unit:
 
 
 class OutputStore:
-    """Bounded in bytes and in salts; the salt used longest ago is forgotten first. Not for several threads at once.
+    """Bounded in bytes, which a salt costs some of, too; the oldest units are forgotten first, whosever they are.
+
+    Beyond ``max_salts``, the salt used longest ago is forgotten: a bound for what is done for each salt, so far above
+    the salts in use that a client who invents some takes nobody's past before its bytes do. Not for several threads at
+    once.
 
     A ``max_bytes`` too small for one unit keeps the store empty. Raises ValueError for a negative ``max_bytes`` and for
     other sizes below 1.
@@ -53,7 +57,7 @@ class OutputStore:
         self,
         *,
         max_bytes: int = 64 * 2**20,
-        max_salts: int = 64,
+        max_salts: int = 4096,
         unit_tokens: int = 32,
         ahead_tokens: int = 32,
         max_depth: int = 32,

@@ -113,7 +113,7 @@ class SuffixDrafter:
         policy: SuffixPolicy | None = None,
         max_own_bytes: int = 256 * 2**20,
         max_store_bytes: int = 64 * 2**20,
-        max_salts: int = 64,
+        max_salts: int = 4096,
         max_sequences: int = 1024,
         max_inserts: int = 2048,
     ) -> None:

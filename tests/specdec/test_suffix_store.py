@@ -142,6 +142,33 @@ def test_a_new_salt_costs_the_one_used_longest_ago() -> None:
     store.check_integrity()
 
 
+def test_many_small_salts_take_nobodys_outputs_while_there_are_bytes() -> None:
+    store = OutputStore()
+    store.add(b"idle", [1], [2, 3], [])
+    for i in range(2000):
+        store.add(f"one of many {i}".encode(), [], [1, 2], [])
+    assert found_next(store, b"idle", [1, 2], 1) == (2, [[3]])
+    assert store.num_evicted == 0
+    store.check_integrity()
+
+
+@pytest.mark.parametrize("num_tokens", [1, 32])
+def test_the_estimate_counts_what_a_salt_of_one_small_output_costs(num_tokens: int) -> None:
+    salts = [f"tenant {i}".encode() for i in range(300)]
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        store = OutputStore()
+        for i, salt in enumerate(salts):
+            context, tokens = ([int(str(start + i + j)) for j in range(32)] for start in (1000, 5000))
+            store.add(salt, context, tokens[:num_tokens], [])
+            del context, tokens
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 0.6 * store.memory_bytes <= after - before <= 1.1 * store.memory_bytes
+
+
 def test_the_oldest_outputs_leave_whole_and_take_their_counts_with_them() -> None:
     sizes = {"unit_tokens": 4, "ahead_tokens": 1, "max_depth": 3}
     room = 0
