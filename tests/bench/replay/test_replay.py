@@ -413,3 +413,25 @@ def test_the_command_replays_a_record_and_its_exit_code_says_how_it_went(
         arguments.__dict__.pop("command")
         assert run(arguments, lambda line: None) == code
         assert capsys.readouterr().out.splitlines()[-1] == last
+
+
+def test_a_drafter_that_only_a_flag_makes_is_there_for_the_record_that_names_it(
+    folder: Path,
+    saved: dict[str, dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("TRUEDRAFT_HOME", str(tmp_path / "home"))
+    from bench.replay import command
+
+    pair = json.loads(json.dumps(saved["seeded, n of 2, logprobs"]))
+    target = ["--model", str(folder), "--served-model-name", MODEL_NAME, "--num-threads", "1", "--executor", "generic"]
+    flags = ["--draft-model", str(folder), "--exit-layers", "1", "--draft-length", "fixed"]
+    for drafter in ("exit", "model"):
+        pair["request"]["speculation"] = {"drafter": drafter}
+        argv = ["replay", str(write(tmp_path, pair)), *target, *flags]
+        arguments = build_parser({"replay": command}).parse_args(argv)
+        arguments.__dict__.pop("command")
+        assert run(arguments, lambda line: None) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == "the same"
