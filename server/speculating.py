@@ -13,17 +13,29 @@ from model.model_cache import default_home
 from server.settings import Settings
 from specdec.draft_length.cost import StepCost
 from specdec.draft_length.measure import measure_step_cost
+from specdec.drafters.registry import check_drafter_name
 from specdec.drafting import AUTO
 from specdec.sampling import Sampler
 from specdec.speculation import MODEL, Measure, Speculation, SpeculationConfig, build_speculation
 
 
+def check_speculation(settings: Settings) -> None:
+    """Before anything is loaded, and with speculation off too. Raises ValueError for a drafter that cannot be had."""
+    check_drafter_name(settings.drafter)
+    if settings.drafter == MODEL and settings.draft_model is None:
+        raise ValueError("the drafter model needs a draft model: name one with --draft-model")
+
+
 def load_draft(settings: Settings, loaded: LoadedModel, report: Callable[[str], None]) -> LoadedModel | None:
-    """The settings' draft model for ``loaded``; None if there is none, or nobody would ask it.
+    """The settings' draft model for ``loaded``; None if there is none, or nobody would ask it, which is reported.
 
     Raises ModelError or ModelSourceError, each with one line.
     """
-    if settings.draft_model is None or not settings.num_speculative_tokens or settings.drafter not in (AUTO, MODEL):
+    if settings.draft_model is None:
+        return None
+    if not settings.num_speculative_tokens or settings.drafter not in (AUTO, MODEL):
+        why = f"the drafter {settings.drafter} never asks it" if settings.num_speculative_tokens else "speculation is off"
+        report(f"--draft-model {settings.draft_model} is not loaded: {why}")
         return None
     return open_draft_model(
         settings.draft_model,
@@ -63,7 +75,7 @@ def _remembered(fingerprint: str) -> Measure:
 
     def measure(executor: Executor, storage: KVStorage, max_rows: int) -> StepCost:
         info = executor.info
-        key = digest(["step cost", fingerprint, info.weights_hash, info.dtype, executor.kind, max_rows])
+        key = digest(["step cost, shortest", fingerprint, info.weights_hash, info.dtype, executor.kind, max_rows])
         try:
             return StepCost([(int(rows), float(seconds)) for rows, seconds in cache.get(key)])
         except (TypeError, ValueError):

@@ -16,6 +16,9 @@ logger = logging.getLogger(__name__)
 
 AUTO = "auto"  # the name for several drafters, of which the best is taken
 
+_MOST_MISSING = 10**7
+_NEVER = 1e9  # seconds of a round of whoever cannot say
+
 
 class Drafting:
     """The drafters by name, and who uses which: one of them, or with ``AUTO`` those of ``auto`` (None: all).
@@ -69,11 +72,22 @@ class Drafting:
             self._failed(drafter, "propose")
             return [Draft(name)] * len(requests)
 
+    def round_seconds(self, name: str, rows: int) -> float:
+        """What a round of costly drafter ``name`` should take; very long if it cannot say."""
+        try:
+            seconds = float(self.costly[name].round_seconds(rows))
+            if not 0.0 < seconds < _NEVER:
+                raise ValueError(f"a round takes some time, not {seconds} s")
+            return seconds
+        except Exception:
+            self._failed(self.costly[name], "round_seconds")
+            return _NEVER
+
     def num_missing(self, name: str, sequence: Sequence) -> int | None:
         """Rows that costly drafter ``name`` lacks for ``sequence``; None if it cannot draft for it, or cannot say."""
         try:
             missing = self.costly[name].num_missing(sequence)
-            return None if missing is None else max(0, int(missing))
+            return None if missing is None else min(max(0, int(missing)), _MOST_MISSING)
         except Exception:
             self._failed(self.costly[name], "num_missing")
             return None
@@ -110,6 +124,8 @@ class Drafting:
         cumulative = draft.cumulative
         if cumulative is not None and len(cumulative) != len(draft.token_ids):
             raise ValueError(f"{len(cumulative)} estimates for {len(draft.token_ids)} draft tokens")
+        if cumulative is not None and not all(0.0 <= chance <= 1.0 for chance in cumulative):
+            raise ValueError(f"estimates are chances, got {cumulative}")
         return Draft(draft.drafter, tuple(kept), None if cumulative is None else cumulative[: len(kept)])
 
     def _failed(self, drafter: Drafter, call: str) -> None:

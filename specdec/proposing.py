@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import partial
 
 from specdec.draft_length.controller import Ask, DraftLengthController
 from specdec.draft_length.lengths import Choice
@@ -36,6 +37,8 @@ class Proposing:
     def __init__(self, drafting: Drafting, default_drafter: str | None, controller: DraftLengthController | None):
         if controller is None and default_drafter == AUTO:
             raise ValueError(f"the drafter {AUTO!r} needs a controller")
+        if controller is not None:
+            controller.use({name: partial(drafting.round_seconds, name) for name in drafting.costly})
         self._drafting = drafting
         self._controller = controller
         self._asked: list[Sequence] = []

@@ -11,7 +11,7 @@ from model.interface import Executor
 from specdec.draft_length.controller import DraftLengthController
 from specdec.draft_length.cost import StepCost
 from specdec.draft_length.measure import measure_step_cost
-from specdec.drafters.base import CostlyDrafter, Drafter
+from specdec.drafters.base import Drafter
 from specdec.drafters.exit_drafter import ExitDrafter
 from specdec.drafters.model_drafter import ModelDrafter
 from specdec.drafters.registry import make_drafter
@@ -87,7 +87,6 @@ def build_speculation(
         return Speculation(drafters, config.drafter, None)
     controller = DraftLengthController(
         measure(executor, storage, max_rows),
-        rounds={name: d.round_seconds for name, d in drafters.items() if isinstance(d, CostlyDrafter)},
         adaptive=config.draft_length == "auto",
     )
     return Speculation(drafters, config.drafter, controller)

@@ -58,8 +58,10 @@ class Acceptance:
         self._bins: dict[tuple[str, bool], _Bins] = {}
         self._tracks: dict[int, dict[tuple[str, bool], _Track]] = {}
 
-    def survivals(self, seq_id: int, drafter: str, length: int, cumulative: Seq[float] | None) -> list[float]:
-        """The chance that the first 1, 2, .. ``length`` tokens of a draft are all accepted; as far as it is ``FLOOR``.
+    def survivals(
+        self, seq_id: int, drafter: str, length: int, cumulative: Seq[float] | None, floor: float = FLOOR
+    ) -> list[float]:
+        """The chance that the first 1, 2, .. ``length`` tokens of a draft are all accepted; as far as it is ``floor``.
 
         ``cumulative``: the drafter's own estimates of the same, if it has any.
         """
@@ -77,7 +79,7 @@ class Acceptance:
                 place = min(int(own * NUM_BINS), NUM_BINS - 1)
             corrected = (bins.right[place] + _BIN_WEIGHT * own) / (bins.tried[place] + _BIN_WEIGHT)
             chance *= min(corrected * factor, CEILING)
-            if chance < FLOOR:
+            if chance < floor:
                 break
             chances.append(chance)
         return chances

@@ -16,15 +16,21 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from specdec.draft_length.acceptance import Acceptance
+from specdec.draft_length.acceptance import FLOOR, Acceptance
 from specdec.draft_length.cost import StepCost
 from specdec.draft_length.lengths import Choice, DraftRounds, choose_lengths
-from specdec.draft_length.pace import Pace
+from specdec.draft_length.pace import MOST_SKIPPED, Pace
 from specdec.drafters.draft import Draft
 
 LEAST_GAIN = 1.03  # below it, no draft is the safer bet: estimates are noisy, and rows cost memory too
 PROBE_SHARE = 0.01  # of the time, for drafts of costly drafters that nobody expects to pay
 PROBE_TOKENS = 2
+LOOK_TOKENS = 1  # more of a cheap draft, verified for the sake of the cost curve
+_WORTH_A_LOOK = (
+    0.3  # draft tokens that a cheap draft should have accepted to be verified for the sake of the cost curve
+)
+_MOST_SILENT = 63  # steps until a costly drafter that gave no draft is asked again
+_SEQUENCES_PER_SKIP = 2  # a host that drafts for few sequences in a step is not what the step waits for
 _MOST_SAVED = 2.0  # seconds of it, so that a long idle spell does not buy a burst
 _TRUST_WEIGHT, _TRUST_DECAY, _LEAST_TRUST = 10.0, 0.98, 0.5  # tokens, a step, and what is never gone below
 _CATCH_UP_STEPS = 16  # steps over which the rows that a costly drafter lacks are written off
@@ -78,6 +84,8 @@ class DraftLengthController:
         self._least_gain = least_gain
         self._adaptive = adaptive
         self._pace = Pace()
+        self._silent = {name: Pace() for name in self._rounds}  # costly drafters that gave no draft
+        self._lacked: dict[tuple[int, str], int] = {}  # rows they lacked then
         # Drafts are verified because they look good, so more of them disappoint than surprise: what was expected of the
         # verified ones, and what came. Both fade, so that after a spell without drafts they are tried again.
         self._expected = self._right = 0.0
@@ -90,6 +98,11 @@ class DraftLengthController:
         self._made: Seq[Draft | None] = ()
         self._probed: int | None = None  # which ask's costly draft is a probe
 
+    def use(self, rounds: Mapping[str, Seconds]) -> None:
+        """Replace the costly drafters and what their rounds take."""
+        self._rounds = dict(rounds)
+        self._silent = {name: Pace() for name in rounds}
+
     def due(self, seq_id: int) -> bool:
         """Whether a sequence should be asked for drafts in this step; call it once a step."""
         return not self._adaptive or self._pace.due(seq_id)
@@ -98,35 +111,42 @@ class DraftLengthController:
         """Who drafts for each sequence in a step that has ``rows`` rows and emits ``tokens`` without drafts."""
         self._asks, self._probed = asks, None
         cheap = [self._best_cheap(ask) for ask in asks]
-        picks = [_NOTHING if index is None else Pick(index, length=len(chances)) for index, chances in cheap]
         known = self._known = [chances for _, chances in cheap]
+        picks = [
+            self._fixed_pick(ask, index, chances)
+            if self._is_fixed(ask)
+            else _NOTHING
+            if index is None
+            else Pick(index, length=len(chances))
+            for ask, (index, chances) in zip(asks, cheap, strict=True)
+        ]
         self._picks = picks
         if not self._rounds:
             return picks
+        able = {name: self._able(name) for name in self._rounds}
         best = self._lengths(known, rows, tokens).rate * self._least_gain
-        for name in self._rounds:
+        chosen = picks
+        for name, missing in able.items():
             chances = list(known)
-            missing: dict[int, int] = {}
-            for s, ask in enumerate(asks):
-                if ask.missing is None or name not in ask.missing:
-                    continue
-                own = self.acceptance.survivals(ask.seq_id, name, ask.max_drafts, None)
+            better: dict[int, int] = {}
+            for s, lacks in missing.items():
+                own = self.acceptance.survivals(asks[s].seq_id, name, asks[s].max_drafts, None)
                 if sum(own) > sum(known[s]):
                     chances[s] = own
-                    missing[s] = -(-ask.missing[name] // _CATCH_UP_STEPS)
-            if not missing:
+                    better[s] = -(-lacks // _CATCH_UP_STEPS)
+            if not better:
                 continue
-            choice = self._lengths(chances, rows, tokens, DraftRounds(self._rounds[name], missing))
+            choice = self._lengths(chances, rows, tokens, DraftRounds(self._rounds[name], better))
             if choice.rate > best:
                 best = choice.rate
-                picks = [
-                    Pick(costly=name, length=choice.lengths[s]) if s in missing and choice.lengths[s] else pick
+                chosen = [
+                    Pick(costly=name, length=choice.lengths[s]) if s in better and choice.lengths[s] else pick
                     for s, pick in enumerate(picks)
                 ]
-        if self._adaptive and not any(pick.costly for pick in picks):
-            self._probe(picks, rows, [sum(chances) / best for chances in known])
-        self._picks = picks
-        return picks
+        if chosen is picks:
+            self._probe(picks, able, rows, [sum(chances) / best for chances in known])
+        self._picks = chosen
+        return chosen
 
     def settle(self, drafts: Seq[Draft | None], *, rows: int, tokens: int) -> Choice:
         """How many tokens of each draft, made as planned, the step should verify."""
@@ -138,14 +158,17 @@ class DraftLengthController:
             elif draft is None:
                 chances.append([])
             else:
-                whole = self._chances(ask.seq_id, draft)
+                whole = self._chances(ask, draft)
                 chances.append([1.0] * len(whole) if s == self._probed else whole)  # it was paid for to be seen
         choice = self._lengths(chances, rows, tokens)
+        if self._adaptive:
+            choice = self._look_at_costs(chances, choice, rows)
         self._chosen = [(sum(c[:length]), length) for c, length in zip(chances, choice.lengths, strict=True)]
         if self._adaptive:
+            most = min(MOST_SKIPPED, len(self._asks) // _SEQUENCES_PER_SKIP)
             for ask, length in zip(self._asks, choice.lengths, strict=True):
                 if any(draft.token_ids for draft in ask.drafts):
-                    self._pace.decided(ask.seq_id, verified=length > 0, num_sequences=len(self._asks))
+                    self._pace.decided(ask.seq_id, worth=length > 0, most=most)
         return choice
 
     def observe(self, emitted: Seq[Seq[int]], *, rows: int, seconds: float) -> None:
@@ -161,6 +184,8 @@ class DraftLengthController:
                 self._right += min(len(ids) - 1, length)
             for draft in ask.drafts:
                 self.acceptance.record(ask.seq_id, draft.drafter, draft.token_ids, draft.cumulative, ids)
+            if pick.costly:
+                self._note_silence(ask, pick.costly, made)
             # No draft at all says nothing: who still takes in a prompt, or failed, was neither right nor wrong.
             if pick.costly and made is not None and made.token_ids:
                 # What it did not dare to draft counts as wrong: plans are made by position, before it dares.
@@ -182,27 +207,81 @@ class DraftLengthController:
         """Forget a sequence."""
         self.acceptance.release(seq_id)
         self._pace.release(seq_id)
+        for name, pace in self._silent.items():
+            pace.release(seq_id)
+            self._lacked.pop((seq_id, name), None)
+
+    def _is_fixed(self, ask: Ask) -> bool:
+        return ask.fixed or not self._adaptive
+
+    def _fixed_pick(self, ask: Ask, index: int | None, chances: Seq[float]) -> Pick:
+        """Of all that could draft for a request that named a number, who should have the most tokens accepted."""
+        best, most = _NOTHING if index is None else Pick(index, length=len(chances)), sum(chances)
+        for name in ask.missing or ():
+            expected = sum(self.acceptance.survivals(ask.seq_id, name, ask.max_drafts, None, 0.0))
+            if expected > most:
+                best, most = Pick(costly=name, length=ask.max_drafts), expected
+        return best
+
+    def _able(self, name: str) -> dict[int, int]:
+        """The asks that costly drafter ``name`` could draft for, and the rows it lacks; not those it was silent at."""
+        return {
+            s: ask.missing[name]
+            for s, ask in enumerate(self._asks)
+            if ask.missing is not None
+            and name in ask.missing
+            and not self._is_fixed(ask)
+            and self._silent[name].due(ask.seq_id)
+        }
+
+    def _note_silence(self, ask: Ask, name: str, made: Draft | None) -> None:
+        """Who gives no draft though it lacks nothing, or lacks what it lacked before, is not asked again soon."""
+        key = (ask.seq_id, name)
+        if made is not None and made.token_ids:
+            self._silent[name].decided(ask.seq_id, worth=True)
+            self._lacked.pop(key, None)
+            return
+        missing = (ask.missing or {}).get(name, 0)
+        moved_on = missing > 0 and missing < self._lacked.get(key, missing + 1)
+        self._lacked[key] = missing
+        self._silent[name].decided(ask.seq_id, worth=moved_on, most=_MOST_SILENT)
+
+    def _look_at_costs(self, chances: Seq[Seq[float]], choice: Choice, rows: int) -> Choice:
+        """Verify some more of a promising draft for what was saved, though it should not pay: rows that no step has are
+        not known to be dear, only thought to be."""
+        left = [sum(c[n : n + LOOK_TOKENS]) for c, n in zip(chances, choice.lengths, strict=True)]
+        expected = max(left, default=0.0)
+        if expected < _WORTH_A_LOOK:
+            return choice
+        s = left.index(expected)
+        more = min(LOOK_TOKENS, len(chances[s]) - choice.lengths[s])
+        rows += sum(choice.lengths)
+        price = self.cost.seconds(rows + more) - self.cost.seconds(rows)
+        if price > self._saved:
+            return choice
+        self._saved -= price
+        lengths = tuple(length + more if i == s else length for i, length in enumerate(choice.lengths))
+        tokens, seconds = choice.tokens + expected, choice.seconds + price
+        return Choice(lengths, tokens, seconds, tokens / seconds * choice.speedup / choice.rate)
 
     def _best_cheap(self, ask: Ask) -> tuple[int | None, list[float]]:
         """The cheap draft that should have the most tokens accepted, and its chances."""
         best: tuple[int | None, list[float]] = (None, [])
         most = 0.0
         for index, draft in enumerate(ask.drafts):
-            chances = self._chances(ask.seq_id, draft)
+            chances = self._chances(ask, draft)
             expected = sum(chances)
             if expected > most:
                 best, most = (index, chances), expected
         return best
 
-    def _chances(self, seq_id: int, draft: Draft) -> list[float]:
-        return self.acceptance.survivals(seq_id, draft.drafter, len(draft.token_ids), draft.cumulative)
+    def _chances(self, ask: Ask, draft: Draft) -> list[float]:
+        """Of all tokens for a request that named a number, else of those worth a thought."""
+        floor = 0.0 if self._is_fixed(ask) else FLOOR
+        return self.acceptance.survivals(ask.seq_id, draft.drafter, len(draft.token_ids), draft.cumulative, floor)
 
     def _lengths(self, chances: Seq[Seq[float]], rows: int, tokens: int, rounds: DraftRounds | None = None) -> Choice:
-        fixed = {s for s, ask in enumerate(self._asks) if ask.fixed or not self._adaptive}
-        if rounds is not None:
-            for s in fixed:
-                for i in range(len(chances[s])):
-                    rounds.add(s, i)
+        fixed = {s for s, ask in enumerate(self._asks) if self._is_fixed(ask)}
         trust = self.trust
         choice = choose_lengths(
             [() if s in fixed else [trust * chance for chance in c] for s, c in enumerate(chances)],
@@ -220,22 +299,17 @@ class DraftLengthController:
         plain = max(1, tokens) / self.cost.seconds(rows)
         return Choice(tuple(lengths), choice.tokens, choice.seconds, choice.rate / plain)
 
-    def _probe(self, picks: list[Pick], rows: int, forgone: Seq[float]) -> None:
+    def _probe(self, picks: list[Pick], able: Mapping[str, Mapping[int, int]], rows: int, forgone: Seq[float]) -> None:
         """Spend what was saved on a short costly draft, for the sequence where it costs least.
 
-        ``forgone`` has the seconds that each one's cheap draft is worth.
+        ``able``: rows that each drafter lacks, by ask. ``forgone``: the seconds that each one's cheap draft is worth.
         """
         names = list(self._rounds)
         for turn in range(len(names)):
             name = names[(self._turn + turn) % len(names)]
-            able = [
-                (self._rounds[name](1 + ask.missing[name]) + forgone[s], s)
-                for s, ask in enumerate(self._asks)
-                if ask.missing is not None and name in ask.missing and not ask.fixed
-            ]
-            if not able:
+            if not able[name]:
                 continue
-            price, s = min(able)
+            price, s = min((self._rounds[name](1 + lacks) + forgone[s], s) for s, lacks in able[name].items())
             length = min(PROBE_TOKENS, self._asks[s].max_drafts)
             price += (length - 1) * self._rounds[name](1)
             price += self.cost.seconds(rows + length) - self.cost.seconds(rows)

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _SHARED_RATE = 0.05  # how fast the whole curve follows the steps: context, load of the machine
-_POINT_RATE = 0.02  # how fast its shape does
+_POINT_RATE = 0.02  # how fast its shape does, at points that steps have often met
+_FIRST_RATE = 0.5 / 3.0  # and at points that none has met: what was measured there may have met a busy machine
 _TRUSTED_RATIO = 2.0  # a step that took more than twice its estimate, or less than half, says no more than that
 
 
@@ -31,6 +32,7 @@ class StepCost:
         self._rows = rows
         self._measured = [seconds for _, seconds in points]
         self._shape = [1.0] * len(points)  # corrections of single points; their geometric mean stays 1
+        self._met = [0.0] * len(points)  # steps near each point
         self._shared = 1.0
         self._curve = self._rising()
 
@@ -62,8 +64,10 @@ class StepCost:
         self._shared *= math.exp(_SHARED_RATE * surprise)
         left, weight = self._place(rows)
         weight = min(max(weight, 0.0), 1.0)
-        self._shape[left] *= math.exp(_POINT_RATE * (1.0 - weight) * surprise)
-        self._shape[left + 1] *= math.exp(_POINT_RATE * weight * surprise)
+        for point, share in ((left, 1.0 - weight), (left + 1, weight)):
+            rate = max(_POINT_RATE, _FIRST_RATE / (1.0 + self._met[point] / 3.0))
+            self._shape[point] *= math.exp(rate * share * surprise)
+            self._met[point] += share
         mean = math.exp(sum(map(math.log, self._shape)) / len(self._shape))
         self._shape = [factor / mean for factor in self._shape]
         self._shared *= mean

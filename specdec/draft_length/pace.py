@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 MOST_SKIPPED = 7
-_SEQUENCES_PER_SKIP = 2  # a host that drafts for few sequences in a step is not what the step waits for
 
 
 class Pace:
-    """Each draft that was not worth a row doubles the steps until the next is asked for; one that was ends it.
+    """Each draft that was not worth it doubles the steps until the next is asked for; one that was ends it.
 
     Under load, where nothing is verified, drafts then cost an eighth of their host time. When the load falls, or the
-    text begins to repeat itself, a sequence speculates again within ``MOST_SKIPPED`` steps.
+    text begins to repeat itself, a sequence speculates again within ``most`` steps.
     """
 
     def __init__(self) -> None:
@@ -23,10 +22,9 @@ class Pace:
             self._waits[seq_id] = (left - 1, last)
         return not left
 
-    def decided(self, seq_id: int, *, verified: bool, num_sequences: int) -> None:
-        """A draft was proposed, in a step of ``num_sequences``, and some of it was ``verified`` or nothing."""
-        most = min(MOST_SKIPPED, num_sequences // _SEQUENCES_PER_SKIP)
-        if verified or not most:
+    def decided(self, seq_id: int, *, worth: bool, most: int = MOST_SKIPPED) -> None:
+        """A sequence was asked, and it was ``worth`` it or not; at most ``most`` steps are skipped then."""
+        if worth or not most:
             self._waits.pop(seq_id, None)
             return
         _, last = self._waits.get(seq_id, (0, 0))

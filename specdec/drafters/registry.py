@@ -17,11 +17,22 @@ _BUILDERS: dict[str, Callable[[int], Drafter]] = {
 }
 
 DRAFTER_NAMES: tuple[str, ...] = tuple(_BUILDERS)  # those that need nothing but tokens
+ALL_NAMES = (*DRAFTER_NAMES, "model", "exit", "auto")  # with those that specdec.speculation builds from models
+
+
+def check_drafter_name(name: str) -> None:
+    """Raises ValueError for a name that no setting or request can mean."""
+    if name not in ALL_NAMES:
+        raise ValueError(f"unknown drafter {name!r}; there are {', '.join(ALL_NAMES)}")
 
 
 def make_drafter(name: str, vocab_size: int) -> Drafter:
-    """A new drafter for a model whose logits rows are ``vocab_size`` wide. Raises ValueError for an unknown name."""
+    """A new drafter for a model whose logits rows are ``vocab_size`` wide.
+
+    Raises ValueError for an unknown name, and for a drafter that needs more than tokens.
+    """
+    check_drafter_name(name)
     builder = _BUILDERS.get(name)
     if builder is None:
-        raise ValueError(f"unknown drafter {name!r}; there are {', '.join(DRAFTER_NAMES)}")
+        raise ValueError(f"the drafter {name} needs more than tokens")
     return builder(vocab_size)

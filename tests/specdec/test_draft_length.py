@@ -75,6 +75,9 @@ def test_the_curve_follows_the_steps() -> None:
 
 def test_one_odd_step_changes_little() -> None:
     cost = StepCost([(1, 0.01), (16, 0.02)])
+    for _ in range(100):
+        cost.observe(1, 0.01)
+        cost.observe(16, 0.02)
     cost.observe(1, 100.0)
     cost.observe(16, float("nan"))
     assert cost.seconds(1) < 0.011
@@ -252,9 +255,9 @@ def test_a_costly_drafter_that_does_not_pay_is_tried_again_within_its_share_of_t
 
 def test_steps_in_which_a_costly_drafter_still_catches_up_are_no_evidence_against_it() -> None:
     controller = DraftLengthController(FLAT, rounds={"model": lambda rows: 0.0001})
-    wanted = [Ask(0, 4, missing={"model": 1000})]
     before = controller.acceptance.survivals(0, "model", 4, None)
-    for _ in range(5):
+    for left in range(5):
+        wanted = [Ask(0, 4, missing={"model": 1000 - 200 * left})]
         picks = controller.plan(wanted, rows=1, tokens=1)
         assert picks[0].costly == "model"
         controller.settle([Draft("model")], rows=1, tokens=1)
@@ -295,15 +298,15 @@ def test_nobody_is_asked_for_drafts_more_than_some_steps_apart_and_small_batches
     for _ in range(80):
         if pace.due(1):
             asked += 1
-            pace.decided(1, verified=False, num_sequences=32)
+            pace.decided(1, worth=False)
     assert asked == 80 // (MOST_SKIPPED + 1) + 2
     while not pace.due(1):
         pass
-    pace.decided(1, verified=True, num_sequences=32)
+    pace.decided(1, worth=True)
     assert pace.due(1)
     for _ in range(10):
         assert pace.due(2)
-        pace.decided(2, verified=False, num_sequences=1)
+        pace.decided(2, worth=False, most=0)
 
 
 def test_drafts_that_disappoint_whenever_they_look_good_are_done_without_and_tried_again_later() -> None:
@@ -318,3 +321,48 @@ def test_drafts_that_disappoint_whenever_they_look_good_are_done_without_and_tri
     assert lengths[0] == 1
     assert sum(lengths[100:]) < 0.35 * len(lengths[100:])
     assert sum(lengths[200:]) > 0
+
+
+@pytest.mark.parametrize("missing", [0, 500])
+def test_a_costly_drafter_that_gives_no_draft_is_asked_ever_less(missing: int) -> None:
+    """Because it cannot, or because it fails whenever it takes in what it lacks."""
+    controller = DraftLengthController(FLAT, rounds={"model": lambda rows: 0.0001})
+    asked = 0
+    for _ in range(1000):
+        (pick,) = controller.plan([Ask(0, 4, missing={"model": missing})], rows=1, tokens=1)
+        asked += pick.costly == "model"
+        controller.settle([Draft("model") if pick.costly else None], rows=1, tokens=1)
+        controller.observe([[5]], rows=1, seconds=0.01)
+    assert 0 < asked < 30
+    controller.release(0)
+    (pick,) = controller.plan([Ask(0, 4, missing={"model": 0})], rows=1, tokens=1)
+    assert pick.costly == "model"
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_a_number_that_a_request_names_is_drafted_however_unlikely_and_dear(adaptive: bool) -> None:
+    controller = DraftLengthController(STEEP, rounds={"model": lambda rows: 9.0}, adaptive=adaptive)
+    text, costly = Ask(0, 12, (Draft("d", (7,) * 12),), fixed=True), Ask(1, 12, missing={"model": 0}, fixed=True)
+    for _ in range(50):  # in which nothing comes true
+        picks = controller.plan([text, costly], rows=2, tokens=2)
+        assert picks[1] == Pick(costly="model", length=12)
+        choice = controller.settle([text.drafts[0], Draft("model", (9,) * 12)], rows=2, tokens=2)
+        assert choice.lengths == (12, 12)
+        controller.observe([[0], [0]], rows=26, seconds=0.3)
+
+
+def test_rows_that_were_measured_too_dear_are_found_to_be_cheap() -> None:
+    """With a curve from a busy machine no draft seems to pay, so no step would ever have those rows."""
+    cost = StepCost([(1, 0.010), (2, 0.030), (4, 0.060), (64, 1.0)])
+    controller, rng = DraftLengthController(cost), random.Random(6)
+    lengths = []
+    for _ in range(7000):
+        wanted = asks(1) if controller.due(0) else []
+        _, choice = step(controller, wanted, 1)
+        length = sum(choice.lengths)
+        lengths.append(length)
+        controller.observe(
+            [emit(n, 0.8, rng) for n in choice.lengths], rows=1 + length, seconds=0.010 + 0.0002 * length
+        )
+    assert sum(lengths[:20]) < 10
+    assert statistics.mean(lengths[-500:]) > 2.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -10,8 +11,12 @@ from bench.offline import OfflineConfig, OfflineEngine, Submission
 from specdec.draft_length.controller import DraftLengthController
 from specdec.draft_length.cost import StepCost
 from specdec.draft_length.lengths import Choice
+from specdec.drafters.base import DraftRequest
 from specdec.drafters.draft import Draft
+from specdec.drafters.scored import ScoredDraft
 from specdec.params import SamplingParams
+from specdec.sequence import Sequence as Sequence_
+from specdec.speculation import Speculation
 from tests.model.families import build_executor
 
 
@@ -41,3 +46,56 @@ def test_a_step_verifies_as_much_of_each_draft_as_was_picked_and_no_row_more(mon
     assert 0 < sum(picked.values()) < proposed  # some were cut
     decoding = engine.steps[len(engine.steps) // 2 :]
     assert all(step.num_rows == step.num_sequences + step.num_drafted for step in decoding)
+
+
+class Bad:
+    """A costly drafter that fails or answers nonsense in one of its calls."""
+
+    name = "bad"
+
+    def __init__(self, where: str, answer: Any) -> None:
+        self._where, self._answer = where, answer
+
+    def _reply(self, where: str, good: Any) -> Any:
+        if where != self._where:
+            return good
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        return [draft.token_ids for draft in self.propose_scored(requests)]
+
+    def propose_scored(self, requests: Sequence[DraftRequest]) -> list[ScoredDraft]:
+        cumulative = self._reply("cumulative", [0.9])
+        return self._reply("propose", [ScoredDraft([5], cumulative) for _ in requests])
+
+    def round_seconds(self, rows: int) -> float:
+        return self._reply("round_seconds", 1e-6)
+
+    def num_missing(self, sequence: Sequence_) -> int | None:
+        return self._reply("num_missing", 0)
+
+    def update(self, sequence: Sequence_, num_emitted: int) -> None:
+        self._reply("update", None)
+
+    def release(self, seq_id: int) -> None:
+        self._reply("release", None)
+
+
+@pytest.mark.parametrize("where", ["propose", "cumulative", "round_seconds", "num_missing", "update", "release"])
+@pytest.mark.parametrize("answer", [RuntimeError("planted"), [float("nan")], [2.0], 10**400])
+def test_nothing_that_a_drafter_answers_fails_a_step(where: str, answer: Any) -> None:
+    executor = build_executor("llama", "bfloat16", vocab_size=97)
+    bad = Bad(where, answer)
+    engine = OfflineEngine(
+        executor,
+        OfflineConfig(num_speculative_tokens=3),
+        num_blocks=64,
+        speculate=lambda *_: Speculation({"bad": bad}, "bad", DraftLengthController(StepCost([(1, 1e-3), (64, 1e-3)]))),
+    )
+    submissions = [Submission((5, 6, 7), SamplingParams(seed=1, temperature=0.0, max_tokens=12)) for _ in range(2)]
+    plain = OfflineEngine(executor, OfflineConfig(num_speculative_tokens=0), num_blocks=64).run(submissions)
+    executor.bind(engine.storage)
+    assert engine.run(submissions) == plain
+    engine.check_clean()

@@ -69,5 +69,7 @@ def test_registry_builds_a_drafter_of_that_name(name: str) -> None:
 
 
 def test_unknown_drafter_is_refused_with_the_names() -> None:
-    with pytest.raises(ValueError, match="unknown drafter 'medusa'; there are ngram, random, none"):
+    with pytest.raises(
+        ValueError, match="unknown drafter 'medusa'; there are ngram, random, none, suffix, model, exit, auto"
+    ):
         make_drafter("medusa", 100)
