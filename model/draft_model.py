@@ -11,7 +11,6 @@ from model.interface import ModelInfo
 from model.kernels.load import KernelsChoice, find_kernels
 from model.loader import DTypeName, ExecutorName, LoadedModel, load_model
 from model.source import resolve_model
-from model.source_error import ModelSourceError
 from model.tokenizer import Tokenizer
 
 # Texts on which tokenizers with the same pieces may still part: spaces, digits, case, accents, normal forms, bytes.
@@ -45,15 +44,16 @@ def open_draft_model(
 
     The options are those of :func:`model.loader.load_model`. The vocabularies may be padded to different widths; a
     shorter context means that longer sequences get no drafts, which is reported. Raises ModelError or ModelSourceError,
-    each one line, also for a model whose tokenizer is not the target's.
+    each one line that names the setting or the model, also for a model whose tokenizer is not the target's.
     """
     try:
         source = resolve_model(model, report=report)
-    except ModelSourceError as error:
-        raise ModelSourceError(str(error).replace("--model", "--draft-model")) from error
-    folder = Path(source.path)
-    # Before anything long: loading checks and measures the model.
-    tokenizer = Tokenizer.from_folder(folder)
+        folder = Path(source.path)
+        # Before anything long: loading checks and measures the model.
+        tokenizer = Tokenizer.from_folder(folder)
+    except ModelError as error:
+        message = str(error).replace("--model", "--draft-model")
+        raise type(error)(message if "--draft-model" in message else f"--draft-model {model}: {message}") from error
     reason = refusal(tokenizer, target.tokenizer_or_none)
     if reason is not None:
         raise _refused(source.name, target, reason)

@@ -31,7 +31,7 @@ from server.metrics import Metrics
 from server.resolve import ModelFacts
 from server.service import Service
 from server.settings import Settings
-from server.speculating import load_draft
+from server.speculating import check_speculation, load_draft
 from server.speculating import speculation as build_speculation
 from server.version import VERSION
 from specdec.describe import describe_speculation, drafter_memory
@@ -57,6 +57,10 @@ def build_service(settings: Settings, report: Report) -> Service:
     Tells ``report`` how far it is. Raises StartError, model.errors.ModelError or model.source_error.ModelSourceError,
     each with one line, if the model or the settings cannot be served.
     """
+    try:
+        check_speculation(settings)
+    except ValueError as error:
+        raise StartError(str(error)) from error
     loaded, _ = load(settings, report)
     draft = load_draft(settings, loaded, report)
     return assemble(settings, loaded, settings.served_model_name or (loaded.info.name,), draft)

@@ -34,7 +34,8 @@ def load_draft(settings: Settings, loaded: LoadedModel, report: Callable[[str], 
     if settings.draft_model is None:
         return None
     if not settings.num_speculative_tokens or settings.drafter not in (AUTO, MODEL):
-        why = f"the drafter {settings.drafter} never asks it" if settings.num_speculative_tokens else "speculation is off"
+        on = settings.num_speculative_tokens
+        why = f"the drafter {settings.drafter} never asks it" if on else "speculation is off"
         report(f"--draft-model {settings.draft_model} is not loaded: {why}")
         return None
     return open_draft_model(

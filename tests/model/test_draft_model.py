@@ -231,6 +231,11 @@ def test_a_draft_that_cannot_be_found_is_an_error_of_its_own_setting(target: Loa
         opened("/no/such/model.gguf", target)
 
 
+def test_whatever_is_wrong_with_a_drafts_folder_names_its_setting(target: LoadedModel, tmp_path: Path) -> None:
+    with pytest.raises(ModelSourceError, match=rf"^--draft-model {re.escape(str(tmp_path))}: .*config\.json"):
+        opened(tmp_path, target)
+
+
 def test_a_shorter_context_is_reported(folder: Path, target: LoadedModel, tmp_path: Path) -> None:
     short = edited(folder, tmp_path / "short", "config.json", max_position_embeddings=64)
     lines: list[str] = []

@@ -118,6 +118,20 @@ def test_a_port_in_use_is_told_before_the_model_is_looked_at(capsys: pytest.Capt
     assert f"127.0.0.1:{port}: the port is in use" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("off", [[], ["--num-speculative-tokens", "0"]], ids=["on", "off"])
+@pytest.mark.parametrize(
+    ("drafter", "message"), [("nonsense", "unknown drafter 'nonsense'"), ("model", "name one with --draft-model")]
+)
+@pytest.mark.usefixtures("environment")
+def test_a_drafter_that_cannot_be_had_is_told_before_the_model_is_looked_at(
+    drafter: str, message: str, off: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "--model", "/nowhere/at/all", "--port", "0", "--drafter", drafter, *off]) == 1
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert "nowhere" not in shown
+
+
 @pytest.mark.usefixtures("environment")
 def test_a_drafter_or_a_context_that_does_not_exist_is_one_line(
     tiny_model: Path, capsys: pytest.CaptureFixture[str]

@@ -111,6 +111,19 @@ def test_audits_of_all_that_was_drafted_find_no_difference(url: str, client: ope
         assert metric(url, "equivalence_audits_total", result=result) == 0
 
 
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [({"drafter": "exit"}, "the drafter exit never asks it"), ({"num_speculative_tokens": 0}, "speculation is off")],
+)
+def test_a_draft_model_that_nobody_asks_is_not_loaded_and_that_is_said(
+    changes: dict[str, Any], why: str, tiny_model: Path, model_home: Path
+) -> None:
+    loaded = load_model(tiny_model, executor="generic", kernels="torch", num_threads=1, home=model_home)
+    lines: list[str] = []
+    assert load_draft(build_settings(draft_model="/nowhere", **changes), loaded, lines.append) is None
+    assert lines == [f"--draft-model /nowhere is not loaded: {why}"]
+
+
 @pytest.fixture
 def _quiet_start(model_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """``serve`` points the log of the whole process at stderr."""
