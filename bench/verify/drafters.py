@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from kvcache.storage import KVStorage
 from model.errors import ModelError
 from model.interface import Executor, ExitExecutor
 from specdec.drafters.base import Drafter
-from specdec.drafters.exit_drafter import ExitDrafter
+from specdec.drafters.exit_drafter import LEAST_SURVIVAL, ExitDrafter
 from specdec.drafters.model_drafter import ModelDrafter
 from specdec.drafters.registry import DRAFTER_NAMES, make_drafter
 from specdec.drafters.synthetic import OracleDrafter, WrongDrafter
@@ -23,6 +24,7 @@ from specdec.speculation import EXIT, MODEL, Speculation, SpeculationConfig, bui
 
 NO_DRAFT_MODEL = "no draft model"
 _EXIT_SHARE = 3  # of the target's layers one in so many drafts
+_DEEP_EXITS = 0.5  # share of the cases
 _DRAFT_SEED = 5
 _ALL = (*DRAFTER_NAMES, MODEL, EXIT, AUTO)
 
@@ -47,8 +49,8 @@ class Drafters:
     def speculate(self, name: str, key: str, known: Known, max_rows: int) -> Speculate:
         """Builds what speculates in an engine whose steps have up to ``max_rows``; ``key`` names the case.
 
-        ``model`` and ``exit`` draft as far as they may, however unlikely that becomes. ``auto`` is what a server has,
-        but for the step costs, which are invented.
+        ``model``, and ``exit`` in every second case, draft as far as they may, however unlikely that becomes. ``auto``
+        is what a server has, but for the step costs, which are invented.
         """
 
         def build(executor: Executor, storage: KVStorage, sampler: Sampler) -> Speculation:
@@ -79,8 +81,15 @@ class Drafters:
                 )
             elif name == EXIT:
                 assert self.exit_layers is not None
+                # Nearly all is rejected that far, and each token costs layers.
+                deep = random.Random(f"depth/{self.seed}/{key}").random() < _DEEP_EXITS
                 drafter = ExitDrafter(
-                    executor, storage, sampler, num_layers=self.exit_layers, least_survival=0.0, measure=costs
+                    executor,
+                    storage,
+                    sampler,
+                    num_layers=self.exit_layers,
+                    least_survival=0.0 if deep else LEAST_SURVIVAL,
+                    measure=costs,
                 )
             elif name in ORACLES:
                 drafter = WrongDrafter(OracleDrafter(known), _DRAFT_SEED, self.vocab_size, error_rate=ORACLES[name])
