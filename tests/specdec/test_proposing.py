@@ -14,6 +14,7 @@ from specdec.draft_length.lengths import Choice
 from specdec.drafters.base import DraftRequest
 from specdec.drafters.draft import Draft
 from specdec.drafters.scored import ScoredDraft
+from specdec.drafters.synthetic import OracleDrafter
 from specdec.params import SamplingParams
 from specdec.sequence import Sequence as Sequence_
 from specdec.speculation import Speculation
@@ -99,3 +100,34 @@ def test_nothing_that_a_drafter_answers_fails_a_step(where: str, answer: Any) ->
     executor.bind(engine.storage)
     assert engine.run(submissions) == plain
     engine.check_clean()
+
+
+class CostlyOracle(OracleDrafter):
+    """Knows what each sequence will emit, and says that it takes time to tell."""
+
+    def round_seconds(self, rows: int) -> float:
+        return 1e-5
+
+    def num_missing(self, sequence: Sequence_) -> int | None:
+        return 0
+
+
+def test_each_sequence_gets_the_costly_draft_that_was_made_for_it() -> None:
+    executor = build_executor("llama", "bfloat16", vocab_size=97)
+    submissions = [
+        Submission((5 + i, 6, 7), SamplingParams(seed=i, temperature=1.0, max_tokens=12 + 3 * i), arrival=i)
+        for i in range(4)
+    ]
+    plain = OfflineEngine(executor, OfflineConfig(num_speculative_tokens=0), num_blocks=64).run(submissions)
+    oracle = CostlyOracle({i: list(done.token_ids) for i, done in enumerate(plain)})
+    engine = OfflineEngine(
+        executor,
+        OfflineConfig(num_speculative_tokens=3),
+        num_blocks=64,
+        speculate=lambda *_: Speculation(
+            {oracle.name: oracle}, oracle.name, DraftLengthController(StepCost([(1, 1e-3), (64, 1e-3)]))
+        ),
+    )
+    assert engine.run(submissions) == plain
+    drafted = sum(step.num_drafted for step in engine.steps)
+    assert drafted == sum(step.num_accepted for step in engine.steps) > 20
