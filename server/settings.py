@@ -125,7 +125,7 @@ class Settings(BaseSettings):
 
     # --- speculation ---
     num_speculative_tokens: int = Field(
-        8,
+        16,
         ge=0,
         le=64,
         description="Most draft tokens for each sequence and step; 0 turns speculation off. A request may "
