@@ -25,6 +25,7 @@ from specdec.drafters.draft import Draft
 LEAST_GAIN = 1.03  # below it, no draft is the safer bet: estimates are noisy, and rows cost memory too
 PROBE_SHARE = 0.01  # of the time, for drafts of costly drafters that nobody expects to pay
 PROBE_TOKENS = 2
+_LOOK_PRICE = 4.0  # times what it should cost: it may be as dear as thought, or dearer
 LOOK_TOKENS = 1  # more of a cheap draft, verified for the sake of the cost curve
 _WORTH_A_LOOK = (
     0.3  # draft tokens that a cheap draft should have accepted to be verified for the sake of the cost curve
@@ -257,9 +258,9 @@ class DraftLengthController:
         more = min(LOOK_TOKENS, len(chances[s]) - choice.lengths[s])
         rows += sum(choice.lengths)
         price = self.cost.seconds(rows + more) - self.cost.seconds(rows)
-        if price > self._saved:
+        if _LOOK_PRICE * price > self._saved or self.cost.is_known(rows + more):
             return choice
-        self._saved -= price
+        self._saved -= _LOOK_PRICE * price
         lengths = tuple(length + more if i == s else length for i, length in enumerate(choice.lengths))
         tokens, seconds = choice.tokens + expected, choice.seconds + price
         return Choice(lengths, tokens, seconds, tokens / seconds * choice.speedup / choice.rate)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 _SHARED_RATE = 0.05  # how fast the whole curve follows the steps: context, load of the machine
 _POINT_RATE = 0.02  # how fast its shape does, at points that steps have often met
 _FIRST_RATE = 0.5 / 3.0  # and at points that none has met: what was measured there may have met a busy machine
+_KNOWN = 50.0  # steps
 _TRUSTED_RATIO = 2.0  # a step that took more than twice its estimate, or less than half, says no more than that
 
 
@@ -54,6 +55,11 @@ class StepCost:
         slope = (self._curve[-1] - self._curve[-2]) / (self._rows[-1] - self._rows[-2])
         found += np.maximum(rows - self._rows[-1], 0.0) * slope
         return self._shared * found
+
+    def is_known(self, rows: int) -> bool:
+        """Whether steps have met the points on both sides of ``rows``; else it is what was measured at the start."""
+        left, _ = self._place(rows)
+        return min(self._met[left], self._met[left + 1]) >= _KNOWN
 
     def observe(self, rows: int, seconds: float) -> None:
         """A step of ``rows`` took ``seconds``."""

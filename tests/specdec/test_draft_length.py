@@ -356,7 +356,7 @@ def test_rows_that_were_measured_too_dear_are_found_to_be_cheap() -> None:
     cost = StepCost([(1, 0.010), (2, 0.030), (4, 0.060), (64, 1.0)])
     controller, rng = DraftLengthController(cost), random.Random(6)
     lengths = []
-    for _ in range(7000):
+    for _ in range(25000):
         wanted = asks(1) if controller.due(0) else []
         _, choice = step(controller, wanted, 1)
         length = sum(choice.lengths)
