@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvcache.storage import KVStorage, PlaneSpec
 from model.batch import PackedBatch
 from model.errors import ModelError
 from model.interface import ExitExecutor, ForwardOutput, ModelInfo, ReducedHead
+from model.wrapped import WrappedExecutor
 
 
 def check_depth(num_layers: int, info: ModelInfo) -> None:
@@ -27,33 +27,22 @@ def head_ids(token_ids: Sequence[int], vocab_size: int) -> Tensor:
     return torch.tensor(ids, dtype=torch.int64)
 
 
-class FirstLayers:
-    """The first layers of ``executor`` as an executor of its own: every forward stops there.
+class FirstLayers(WrappedExecutor):
+    """The first layers of ``inner`` as an executor of its own: every forward stops there.
 
     With ``head``, its logits are those of that part of the vocabulary.
     """
 
-    def __init__(self, executor: ExitExecutor, num_layers: int, head: ReducedHead | None = None) -> None:
-        self._executor = executor
+    def __init__(self, inner: ExitExecutor, num_layers: int, head: ReducedHead | None = None) -> None:
+        super().__init__(inner)
         self._num_layers = num_layers
         self._head = head
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._executor.info
 
     @property
     def kind(self) -> str:
         """Says where it stops: it costs what no other executor does."""
         head = "" if self._head is None else f", head of {len(self._head.token_ids)}"
-        return f"{self._executor.kind}, first {self._num_layers} layers{head}"
-
-    @property
-    def planes(self) -> tuple[PlaneSpec, ...]:
-        return self._executor.planes
-
-    def bind(self, storage: KVStorage) -> None:
-        self._executor.bind(storage)
+        return f"{self.inner.kind}, first {self._num_layers} layers{head}"
 
     def forward(
         self,
@@ -64,7 +53,7 @@ class FirstLayers:
         head: ReducedHead | None = None,
     ) -> ForwardOutput:
         """``num_layers`` and ``head``, if given, go before its own."""
-        return self._executor.forward(
+        return self.inner.forward(
             batch,
             capture_layers=capture_layers,
             num_layers=self._num_layers if num_layers is None else num_layers,

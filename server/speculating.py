@@ -13,10 +13,9 @@ from model.model_cache import default_home
 from server.settings import Settings
 from specdec.draft_length.cost import StepCost
 from specdec.draft_length.measure import measure_step_cost
-from specdec.drafters.registry import check_drafter_name
-from specdec.drafting import AUTO
+from specdec.drafters.registry import AUTO, MODEL, check_drafter_name
 from specdec.sampling import Sampler
-from specdec.speculation import MODEL, Measure, Speculation, SpeculationConfig, build_speculation
+from specdec.speculation import Measure, Speculation, SpeculationConfig, build_speculation
 
 
 def check_speculation(settings: Settings) -> None:

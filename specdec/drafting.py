@@ -8,13 +8,13 @@ from collections.abc import Container, Mapping
 from kvcache.violation import LedgerError
 from specdec.drafters.base import CostlyDrafter, Drafter, DraftRequest
 from specdec.drafters.draft import Draft
+from specdec.drafters.registry import AUTO
 from specdec.drafters.scored import ScoringDrafter
 from specdec.params import SamplingParams
 from specdec.sequence import Sequence
 
 logger = logging.getLogger(__name__)
 
-AUTO = "auto"  # the name for several drafters, of which the best is taken
 
 _MOST_MISSING = 10**7
 _NEVER = 1e9  # seconds of a round of whoever cannot say

@@ -11,7 +11,8 @@ from specdec.draft_length.controller import Ask, DraftLengthController
 from specdec.draft_length.lengths import Choice
 from specdec.drafters.base import DraftRequest
 from specdec.drafters.draft import Draft
-from specdec.drafting import AUTO, Drafting
+from specdec.drafters.registry import AUTO
+from specdec.drafting import Drafting
 from specdec.sequence import Sequence
 
 

@@ -14,8 +14,7 @@ from specdec.draft_length.measure import measure_step_cost
 from specdec.drafters.base import Drafter
 from specdec.drafters.exit_drafter import ExitDrafter
 from specdec.drafters.model_drafter import ModelDrafter
-from specdec.drafters.registry import make_drafter
-from specdec.drafting import AUTO
+from specdec.drafters.registry import AUTO, EXIT, MODEL, make_drafter
 from specdec.sampling import Sampler
 
 DraftLength = Literal["auto", "fixed"]
@@ -24,7 +23,6 @@ Measure = Callable[[Executor, KVStorage, int], StepCost]  # (executor, storage, 
 # Need nothing but tokens. The suffix drafter finds what the n-gram drafter finds, and says how likely it is: auto takes
 # it and the costly ones there are; the other is there for requests that name it.
 TEXT_DRAFTERS = ("ngram", "suffix")
-MODEL, EXIT = "model", "exit"
 _EXIT_SHARE = 3  # of the target's layers one in so many drafts, unless it is said how many
 
 
@@ -85,8 +83,5 @@ def build_speculation(
         drafters[EXIT] = ExitDrafter(executor, storage, sampler, num_layers=layers, measure=measure)
     if config.drafter != AUTO and config.draft_length == "fixed":
         return Speculation(drafters, config.drafter, None)
-    controller = DraftLengthController(
-        measure(executor, storage, max_rows),
-        adaptive=config.draft_length == "auto",
-    )
+    controller = DraftLengthController(measure(executor, storage, max_rows), adaptive=config.draft_length == "auto")
     return Speculation(drafters, config.drafter, controller)

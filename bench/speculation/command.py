@@ -26,7 +26,7 @@ from model.kernels import chosen_kernels, get_kernels
 from model.loader import LoadedModel
 from model.opening import open_model
 from model.source_error import ModelSourceError
-from specdec.drafting import AUTO
+from specdec.drafters.registry import AUTO
 from specdec.probe import measured_exactness
 from specdec.sampling import Sampler
 

@@ -13,9 +13,7 @@ from model.interface import Executor
 from model.loader import LoadedModel
 from specdec.draft_length.cost import StepCost
 from specdec.draft_length.measure import measure_step_cost
-from specdec.drafters.registry import DRAFTER_NAMES
-from specdec.drafting import AUTO
-from specdec.speculation import EXIT, MODEL
+from specdec.drafters.registry import AUTO, DRAFTER_NAMES, EXIT, MODEL
 
 OFF = "off"
 FOR_TESTS = ("none", "random")  # drafters of the registry that make nothing faster

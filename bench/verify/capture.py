@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.offline import Completion, OfflineConfig, OfflineEngine, Speculate, Submission
-from bench.wrapped import WrappedExecutor
 from model.batch import PackedBatch
 from model.interface import Executor, ForwardOutput, ReducedHead
+from model.wrapped import WrappedExecutor
 from specdec.plan import StepPlan, StepResult
 
 Row = NDArray[np.float32]

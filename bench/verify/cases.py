@@ -24,8 +24,7 @@ from bench.offline import OfflineConfig, Submission
 from bench.verify.factors import ORACLES, PREEMPT_TOKENS
 from bench.verify.plain import PlainAnswers
 from bench.verify.pool import Cell, RequestPool
-from specdec.drafting import AUTO
-from specdec.speculation import EXIT, MODEL
+from specdec.drafters.registry import AUTO, EXIT, MODEL
 
 MATE_TOKENS = 48
 ABORTED_TOKENS = 48

@@ -127,8 +127,7 @@ def _draft(
     """The model that drafts, or why there is none."""
     from bench.verify.draft_model import named_draft, target_as_draft
     from bench.verify.drafters import NO_DRAFT_MODEL
-    from specdec.drafting import AUTO
-    from specdec.speculation import MODEL
+    from specdec.drafters.registry import AUTO, MODEL
 
     if arguments.draft not in (None, MODEL, AUTO):
         return None, NO_DRAFT_MODEL

@@ -16,11 +16,10 @@ from model.interface import Executor, ExitExecutor
 from specdec.drafters.base import Drafter
 from specdec.drafters.exit_drafter import LEAST_SURVIVAL, ExitDrafter
 from specdec.drafters.model_drafter import ModelDrafter
-from specdec.drafters.registry import DRAFTER_NAMES, make_drafter
+from specdec.drafters.registry import AUTO, DRAFTER_NAMES, EXIT, MODEL, make_drafter
 from specdec.drafters.synthetic import OracleDrafter, WrongDrafter
-from specdec.drafting import AUTO
 from specdec.sampling import Sampler
-from specdec.speculation import EXIT, MODEL, Speculation, SpeculationConfig, build_speculation
+from specdec.speculation import Speculation, SpeculationConfig, build_speculation
 
 NO_DRAFT_MODEL = "no draft model"
 _EXIT_SHARE = 3  # of the target's layers one in so many drafts

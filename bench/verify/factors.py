@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from bench.verify.covering import Constraint, Design, Factor, Row
-from specdec.speculation import EXIT
+from specdec.drafters.registry import EXIT
 
 BATCHES = ("1", "2", "4", "8", "16")  # requests in flight together
 LENGTHS = ("1", "2", "7", "16", "64", "128", "512")  # output tokens of the leading request

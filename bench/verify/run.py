@@ -38,10 +38,9 @@ from model.kernels import get_kernels
 from model.loader import ExecutorName, LoadedModel, load_model
 from server.ending import Ended
 from server.version import VERSION
-from specdec.drafting import AUTO
+from specdec.drafters.registry import AUTO, MODEL
 from specdec.probe import measured_exactness
 from specdec.sampling import Sampler
-from specdec.speculation import MODEL
 
 # Units of work: one token decoded alone. A position of a batch and a row of a prefill cost less.
 _POSITION = 0.3

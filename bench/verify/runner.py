@@ -18,7 +18,7 @@ from bench.verify.drafters import Drafters
 from bench.verify.plain import PlainAnswers, PlainError
 from bench.verify.pool import Cell, RequestPool
 from model.loader import LoadedModel
-from specdec.speculation import MODEL
+from specdec.drafters.registry import MODEL
 
 
 @dataclass(frozen=True, slots=True)

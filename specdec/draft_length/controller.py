@@ -25,11 +25,8 @@ from specdec.drafters.draft import Draft
 LEAST_GAIN = 1.03  # below it, no draft is the safer bet: estimates are noisy, and rows cost memory too
 PROBE_SHARE = 0.01  # of the time, for drafts of costly drafters that nobody expects to pay
 PROBE_TOKENS = 2
-_LOOK_PRICE = 4.0  # times what it should cost: it may be as dear as thought, or dearer
-LOOK_TOKENS = 1  # more of a cheap draft, verified for the sake of the cost curve
-_WORTH_A_LOOK = (
-    0.3  # draft tokens that a cheap draft should have accepted to be verified for the sake of the cost curve
-)
+_WORTH_A_LOOK = 0.3  # chance that a draft token needs to be verified for the sake of the cost curve
+_LOOK_PRICE = 4.0  # times what that should cost: it may be as dear as thought, or dearer
 _MOST_SILENT = 63  # steps until a costly drafter that gave no draft is asked again
 _SEQUENCES_PER_SKIP = 2  # a host that drafts for few sequences in a step is not what the step waits for
 _MOST_SAVED = 2.0  # seconds of it, so that a long idle spell does not buy a burst
@@ -81,12 +78,13 @@ class DraftLengthController:
             raise ValueError(f"the least gain is 1 or more, got {least_gain}")
         self.cost = cost
         self.acceptance = Acceptance()
-        self._rounds = dict(rounds or {})
         self._least_gain = least_gain
         self._adaptive = adaptive
         self._pace = Pace()
-        self._silent = {name: Pace() for name in self._rounds}  # costly drafters that gave no draft
+        self._rounds: dict[str, Seconds] = {}
+        self._silent: dict[str, Pace] = {}  # costly drafters that gave no draft
         self._lacked: dict[tuple[int, str], int] = {}  # rows they lacked then
+        self.use(rounds or {})
         # Drafts are verified because they look good, so more of them disappoint than surprise: what was expected of the
         # verified ones, and what came. Both fade, so that after a spell without drafts they are tried again.
         self._expected = self._right = 0.0
@@ -156,7 +154,7 @@ class DraftLengthController:
         for s, (ask, pick, draft) in enumerate(zip(self._asks, self._picks, drafts, strict=True)):
             if pick.index is not None:
                 chances.append(self._known[s])
-            elif draft is None:
+            elif draft is None or not draft.token_ids:
                 chances.append([])
             else:
                 whole = self._chances(ask, draft)
@@ -248,21 +246,21 @@ class DraftLengthController:
         self._silent[name].decided(ask.seq_id, worth=moved_on, most=_MOST_SILENT)
 
     def _look_at_costs(self, chances: Seq[Seq[float]], choice: Choice, rows: int) -> Choice:
-        """Verify some more of a promising draft for what was saved, though it should not pay: rows that no step has are
-        not known to be dear, only thought to be."""
-        left = [sum(c[n : n + LOOK_TOKENS]) for c, n in zip(chances, choice.lengths, strict=True)]
-        expected = max(left, default=0.0)
-        if expected < _WORTH_A_LOOK:
-            return choice
-        s = left.index(expected)
-        more = min(LOOK_TOKENS, len(chances[s]) - choice.lengths[s])
+        """Verify one more token of a promising draft for what was saved, though it should not pay: rows that no step
+        has are not known to be dear, only thought to be."""
+        chance, s = max(
+            ((c[n], -s) for s, (c, n) in enumerate(zip(chances, choice.lengths, strict=True)) if n < len(c)),
+            default=(0.0, 0),
+        )
         rows += sum(choice.lengths)
-        price = self.cost.seconds(rows + more) - self.cost.seconds(rows)
-        if _LOOK_PRICE * price > self._saved or self.cost.is_known(rows + more):
+        if chance < _WORTH_A_LOOK or self.cost.is_known(rows + 1):
+            return choice
+        price = self.cost.seconds(rows + 1) - self.cost.seconds(rows)
+        if _LOOK_PRICE * price > self._saved:
             return choice
         self._saved -= _LOOK_PRICE * price
-        lengths = tuple(length + more if i == s else length for i, length in enumerate(choice.lengths))
-        tokens, seconds = choice.tokens + expected, choice.seconds + price
+        lengths = tuple(length + (i == -s) for i, length in enumerate(choice.lengths))
+        tokens, seconds = choice.tokens + chance, choice.seconds + price
         return Choice(lengths, tokens, seconds, tokens / seconds * choice.speedup / choice.rate)
 
     def _best_cheap(self, ask: Ask) -> tuple[int | None, list[float]]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.drafters.reliability import Reliability
+from specdec.drafters.scored import ScoredDraft
 from specdec.errors import SamplingError
 from specdec.sampling import RowJob, Sampler, SamplingState, sample_row
 from specdec.sequence import Sequence
@@ -34,6 +35,10 @@ class GrowingDraft:
     cumulative: list[float] = field(default_factory=list)  # see specdec.drafters.scored.ScoredDraft
     own_cumulative: list[float] = field(default_factory=list)  # by the draft's own estimates, not corrected
     done: bool = False
+
+    def scored(self, source: str) -> ScoredDraft:
+        """As it is, by the drafter ``source``."""
+        return ScoredDraft(self.ids, self.cumulative, source=source) if self.ids else ScoredDraft([], [])
 
 
 class DraftSampler:

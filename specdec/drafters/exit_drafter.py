@@ -117,11 +117,7 @@ class ExitDrafter:
             self._sampler.clear()  # derived from the tokens when it is needed again
             raise
         self._sampler.finish(list(able.values()))
-        drafts = (able.get(i) for i in range(len(requests)))
-        return [
-            ScoredDraft(draft.ids, draft.cumulative, source=self.name) if draft and draft.ids else ScoredDraft([], [])
-            for draft in drafts
-        ]
+        return [able[i].scored(self.name) if i in able else ScoredDraft([], []) for i in range(len(requests))]
 
     def round_seconds(self, rows: int) -> float:
         """See :class:`specdec.drafters.base.CostlyDrafter`; follows the rounds that were run."""

@@ -162,11 +162,7 @@ class ModelDrafter:
             self._tracks.clear()
             self._sampler.clear()
             raise
-        drafts = (able[i].draft if i in able else None for i in range(len(requests)))
-        return [
-            ScoredDraft(draft.ids, draft.cumulative, source=self.name) if draft and draft.ids else ScoredDraft([], [])
-            for draft in drafts
-        ]
+        return [able[i].draft.scored(self.name) if i in able else ScoredDraft([], []) for i in range(len(requests))]
 
     def round_seconds(self, rows: int) -> float:
         """See :class:`specdec.drafters.base.CostlyDrafter`; follows the rounds that were run."""

@@ -17,7 +17,9 @@ _BUILDERS: dict[str, Callable[[int], Drafter]] = {
 }
 
 DRAFTER_NAMES: tuple[str, ...] = tuple(_BUILDERS)  # those that need nothing but tokens
-ALL_NAMES = (*DRAFTER_NAMES, "model", "exit", "auto")  # with those that specdec.speculation builds from models
+MODEL, EXIT = "model", "exit"  # those that specdec.speculation builds from models
+AUTO = "auto"  # the name for several drafters, of which the best is taken
+ALL_NAMES = (*DRAFTER_NAMES, MODEL, EXIT, AUTO)
 
 
 def check_drafter_name(name: str) -> None:

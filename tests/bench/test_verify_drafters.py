@@ -19,12 +19,12 @@ from bench.verify.html import render
 from bench.verify.pool import RequestPool
 from bench.verify.progress import Silent
 from bench.verify.run import Options, Verification, run_suite
-from bench.wrapped import WrappedExecutor
 from kvcache.storage import KVStorage
 from model.batch import PackedBatch
 from model.exits import FirstLayers
 from model.interface import Executor, ExitExecutor, ForwardOutput
 from model.loader import LoadedModel
+from model.wrapped import WrappedExecutor
 from specdec.draft_length.controller import DraftLengthController
 from specdec.draft_length.lengths import Choice
 from specdec.drafters.draft import Draft

@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
-from bench.wrapped import WrappedExecutor
 from model.batch import PackedBatch
 from model.interface import Executor, ForwardOutput
 from model.loader import LoadedModel, load_model
+from model.wrapped import WrappedExecutor
 from specdec.verification import Verdict
 from tests.server.builders import save_tiny_model
 

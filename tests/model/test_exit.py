@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from bench.wrapped import WrappedExecutor
 from kvcache.storage import KVStorage
 from model.batch import PackedBatch, RowSpan
 from model.errors import ModelError
 from model.generic import GenericExecutor
 from model.interface import ExitExecutor, ForwardOutput, ReducedHead
 from model.kernels.ops import Kernels
+from model.wrapped import WrappedExecutor
 from tests.model.families import SERVABLE, build_executor
 from tests.model.kernel_builders import DTYPES, fused_executor, need_kernels, random, tiny_model, token_ids
 

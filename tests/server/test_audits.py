@@ -15,9 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.wrapped import WrappedExecutor
 from model.batch import PackedBatch
 from model.interface import Executor, ForwardOutput
+from model.wrapped import WrappedExecutor
 from server.audits import ids_sha256
 from server.service import Service
 from tests.server.builders import MODEL_NAME, build_service, metric, running

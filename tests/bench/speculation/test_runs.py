@@ -8,10 +8,10 @@ from bench.speculation import modes
 from bench.speculation.forwards import measure_forwards
 from bench.speculation.modes import EngineMaker, Mode, make_modes
 from bench.speculation.runs import closed_loop, make_requests, num_blocks
-from bench.wrapped import WrappedExecutor
 from model.batch import PackedBatch
 from model.interface import ForwardOutput
 from model.loader import LoadedModel
+from model.wrapped import WrappedExecutor
 from tests.bench.speculation.builders import Clock
 
 PROMPTS = tuple((3 + i, 5, 7 + i, 11) for i in range(4))
