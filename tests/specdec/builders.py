@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -244,23 +245,37 @@ class Bench:
         self.executor.bind(self.storage)
         self.drafter = drafter
         self.poison = poison
-        self.step = SpeculativeStep(
-            self.executor,
-            self.manager,
-            self.storage,
-            drafters={} if drafter is None else {drafter.name: drafter},
-            default_drafter=None if drafter is None else drafter.name,
-            default_k=k,
-            sampler=sampler,
-            constraint=constraint,
-            max_model_len=max_model_len,
-            ledger=self.ledger,
-        )
+        self._options: dict[str, Any] = {"sampler": sampler, "constraint": constraint, "max_model_len": max_model_len}
+        self.step = self._new_step(drafter, default_k=k)
         self.sequences: dict[int, Sequence] = {}
         self.results: dict[int, Result] = {}
         self.steps: list[StepResult] = []
         if poison:
             self.poison_unowned()
+
+    def draft_with(self, drafter: Drafter) -> None:
+        """Take a drafter that could only be made on the storage; how much it drafts, the plan says alone."""
+        self.step = self._new_step(drafter, default_k=None)
+
+    def _new_step(self, drafter: Drafter | None, default_k: int | None) -> SpeculativeStep:
+        return SpeculativeStep(
+            self.executor,
+            self.manager,
+            self.storage,
+            drafters={} if drafter is None else {drafter.name: drafter},
+            default_drafter=None if drafter is None else drafter.name,
+            default_k=default_k,
+            ledger=self.ledger,
+            **self._options,
+        )
+
+    @property
+    def num_drafted(self) -> int:
+        return sum(step.stats.num_drafted for step in self.steps)
+
+    @property
+    def num_accepted(self) -> int:
+        return sum(step.stats.num_accepted for step in self.steps)
 
     def add(self, prompt: Seq[int], params: SamplingParams) -> int:
         seq_id = len(self.results)

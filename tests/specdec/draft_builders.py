@@ -16,9 +16,9 @@ from specdec.draft_length.cost import StepCost
 from specdec.drafters.model_drafter import ModelDrafter
 from specdec.params import SamplingParams
 from specdec.sampling import Sampler
-from specdec.step import SpeculativeStep
 from tests.specdec.builders import Bench, ToyExecutor
 
+GREEDY = SamplingParams(seed=1, max_tokens=40, temperature=0.0)
 BASE = SamplingParams(seed=11, max_tokens=18)
 PARAMS = [
     replace(BASE, temperature=0.0),
@@ -102,8 +102,8 @@ class DraftBench(Bench):
     ) -> None:
         self.draft = DraftToy() if draft is None else draft
         pair = Pair(ToyExecutor() if target is None else target, self.draft)
-        super().__init__(pair, k=k, block_size=block_size, num_blocks=num_blocks)
         sampler = Sampler() if sampler is None else sampler
+        super().__init__(pair, k=k, block_size=block_size, num_blocks=num_blocks, sampler=sampler)
         self.drafter = ModelDrafter(
             self.draft,
             self.storage,
@@ -114,23 +114,7 @@ class DraftBench(Bench):
             least_survival=least_survival,
             cost=COST,
         )
-        self.step = SpeculativeStep(
-            pair,
-            self.manager,
-            self.storage,
-            drafters={"model": self.drafter},
-            default_drafter="model",
-            sampler=sampler,
-            ledger=self.ledger,
-        )
-
-    @property
-    def num_drafted(self) -> int:
-        return sum(step.stats.num_drafted for step in self.steps)
-
-    @property
-    def num_accepted(self) -> int:
-        return sum(step.stats.num_accepted for step in self.steps)
+        self.draft_with(self.drafter)
 
     def draft_rows(self, run: int = 0) -> int:
         """Rows that the draft model ran, since the first ``run`` forwards."""
@@ -162,3 +146,23 @@ def spoil_unknown(bench: DraftBench) -> None:
     for plane in bench.draft.planes:
         if plane.dtype.is_floating_point:
             bench.storage.plane(plane.name)[unknown] = float("nan")
+
+
+def started(
+    params: SamplingParams = GREEDY, *, prompt: int = 21, steps: int = 3, **bench: int
+) -> tuple[DraftBench, int]:
+    """A sequence that has decoded a few steps."""
+    made = DraftBench(**bench)
+    seq_id = made.add([(7 * i) % 40 for i in range(prompt)], params)
+    for _ in range(1 + steps):
+        made.run_step()
+    return made, seq_id
+
+
+def missing(bench: DraftBench, seq_id: int) -> int:
+    """As in a step that is about to run: the table covers all known tokens."""
+    sequence = bench.sequences[seq_id]
+    assert bench.manager.reserve(sequence.table, len(sequence.tokens))
+    found = bench.drafter.num_missing(sequence)
+    assert found is not None
+    return found

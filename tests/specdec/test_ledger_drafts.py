@@ -13,7 +13,7 @@ from kvcache.violation import LedgerError, Violation
 from model.batch import PackedBatch, RowSpan
 from specdec.drafters.base import DraftRequest
 from specdec.ledger_hook import check_draft_forward
-from tests.specdec.test_exit_drafter import GREEDY, ExitBench, ExitToy
+from tests.specdec.exit_builders import GREEDY, ExitBench, ExitToy
 
 K, SIZE = 3, 2
 

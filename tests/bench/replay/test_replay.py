@@ -393,6 +393,16 @@ def test_the_wrong_model_and_a_refused_body_are_told(
         said(fresh(), write(tmp_path, pair))
 
 
+def replayed(record: Path, folder: Path, *flags: str) -> int:
+    """The exit code of the command on ``record`` with the model of ``folder``."""
+    from bench.replay import command
+
+    target = ["--model", str(folder), "--served-model-name", MODEL_NAME, "--num-threads", "1", "--executor", "generic"]
+    arguments = build_parser({"replay": command}).parse_args(["replay", str(record), *target, *flags])
+    arguments.__dict__.pop("command")
+    return run(arguments, lambda line: None)
+
+
 def test_the_command_replays_a_record_and_its_exit_code_says_how_it_went(
     folder: Path,
     saved: dict[str, dict[str, Any]],
@@ -401,17 +411,11 @@ def test_the_command_replays_a_record_and_its_exit_code_says_how_it_went(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("TRUEDRAFT_HOME", str(tmp_path / "home"))
-    from bench.replay import command
-
     pair = json.loads(json.dumps(saved["several prompts, penalties"]))
-    flags = ["--model", str(folder), "--served-model-name", MODEL_NAME, "--num-threads", "1"]
     for changed, code, last in ((False, 0, "the same"), (True, 1, "NOT the same")):
         if changed:
             pair["response"]["choices"][1]["token_ids"][0] += 1
-        argv = ["replay", str(write(tmp_path, pair)), *flags, "--executor", "generic"]
-        arguments = build_parser({"replay": command}).parse_args(argv)
-        arguments.__dict__.pop("command")
-        assert run(arguments, lambda line: None) == code
+        assert replayed(write(tmp_path, pair), folder) == code
         assert capsys.readouterr().out.splitlines()[-1] == last
 
 
@@ -423,15 +427,9 @@ def test_a_drafter_that_only_a_flag_makes_is_there_for_the_record_that_names_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("TRUEDRAFT_HOME", str(tmp_path / "home"))
-    from bench.replay import command
-
     pair = json.loads(json.dumps(saved["seeded, n of 2, logprobs"]))
-    target = ["--model", str(folder), "--served-model-name", MODEL_NAME, "--num-threads", "1", "--executor", "generic"]
     flags = ["--draft-model", str(folder), "--exit-layers", "1", "--draft-length", "fixed"]
     for drafter in ("exit", "model"):
         pair["request"]["speculation"] = {"drafter": drafter}
-        argv = ["replay", str(write(tmp_path, pair)), *target, *flags]
-        arguments = build_parser({"replay": command}).parse_args(argv)
-        arguments.__dict__.pop("command")
-        assert run(arguments, lambda line: None) == 0
+        assert replayed(write(tmp_path, pair), folder, *flags) == 0
         assert capsys.readouterr().out.splitlines()[-1] == "the same"
