@@ -23,7 +23,7 @@ from specdec.speculation import Speculation, SpeculationConfig, build_speculatio
 
 NO_DRAFT_MODEL = "no draft model"
 _EXIT_SHARE = 3  # of the target's layers one in so many drafts
-_DEEP_EXITS = 0.5  # share of the cases
+_DEEP_EXITS = 0.25  # share of the cases
 _DRAFT_SEED = 5
 _ALL = (*DRAFTER_NAMES, MODEL, EXIT, AUTO)
 
@@ -48,7 +48,7 @@ class Drafters:
     def speculate(self, name: str, key: str, known: Known, max_rows: int) -> Speculate:
         """Builds what speculates in an engine whose steps have up to ``max_rows``; ``key`` names the case.
 
-        ``model``, and ``exit`` in every second case, draft as far as they may, however unlikely that becomes. ``auto``
+        ``model``, and ``exit`` in one of four cases, draft as far as they may, however unlikely that becomes. ``auto``
         is what a server has, but for the step costs, which are invented.
         """
 
@@ -119,9 +119,8 @@ def find_drafters(
     if only in reasons:
         raise ValueError(f"the drafter {only} cannot be had: {reasons[only]}")
     wanted = _ALL if only is None else (only,)
-    oracles = [name for name in ORACLES if name != "wrong" or vocab_size > 1]
     return Drafters(
-        names=tuple(dict.fromkeys([*(name for name in wanted if name not in reasons), *oracles])),
+        names=tuple(dict.fromkeys([*(name for name in wanted if name not in reasons), *ORACLES])),
         left_out={name: why for name, why in reasons.items() if name in wanted},
         vocab_size=vocab_size,
         draft=draft,

@@ -23,7 +23,7 @@ CACHES = ("cold", "warm", "follow-up", "off")
 ARRIVALS = ("together", "shuffled", "staggered")
 
 NO_DRAFTER = "none"
-ORACLES = {"perfect": 0.0, "oracle": 0.2, "wrong": 1.0}  # the known answer, each token spoiled with this probability
+ORACLES = {"perfect": 0.0, "oracle": 0.2}  # the known answer, each token spoiled with this probability
 DANGEROUS = ("k", "block_size", "chunk", "condition", "drafter")  # crossed three by three in the full suite
 
 PREEMPT_ROWS = 5000  # most rows that a case preempted at every step computes again

@@ -9,9 +9,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import count
+from itertools import chain, count
 
 from bench.verify.cases import Case, parse_spec
 from bench.verify.covering import Combination, Design
@@ -20,13 +20,13 @@ from bench.verify.factors import DANGEROUS, NO_DRAFTER
 SUITES = ("quick", "full")
 QUICK_POSITIONS = 40_000
 _FILL_BATCHES = ("16", "8", "16")
-_TRIES = 2  # more cases for a pair that did not come about
+_TRIES = 3  # more cases for a pair that did not come about: with others that did not, then by itself
 _MOST_TRIES = 40
 # Where most things come about: many requests, room for them, something to draft and to reject.
 _FERTILE = {
     "batch": ("8", "4", "2"), "sampling": ("greedy",), "prompts": ("repeated", "random"), "length": ("64", "16", "7"),
-    "condition": ("none",), "cache": ("off", "cold"), "drafter": ("oracle", "wrong"), "k": ("2", "1", "4"),
-    "block_size": ("4", "1", "16"), "chunk": ("512", "128"), "arrival": ("together",), "aborts": ("no",),
+    "condition": ("none",), "cache": ("off", "cold"), "drafter": ("oracle", "random"), "k": ("2", "1", "4"),
+    "block_size": ("4", "1", "16"), "chunk": ("512", "128"), "threads": ("2",), "arrival": ("together",), "aborts": ("no",),
 }  # fmt: skip
 _PLAIN_LENGTHS = ("1", "2", "7", "16")
 
@@ -51,16 +51,37 @@ class Suite:
         return tuple(cases)
 
     def again(self, missing: Callable[[], set[Combination]]) -> Iterator[Case]:
-        """Cases for the pairs that ``missing`` names, asked before each: what did not come about gets other company."""
+        """Cases for the pairs that ``missing`` names, asked before each: what did not come about gets other company.
+
+        First a case holds as many of them as go together; a pair that does not come about there is tried by itself.
+        """
         tried: dict[Combination, int] = {}
         for number in range(1, _MOST_TRIES + 1):
             left = sorted(pair for pair in missing() if tried.get(pair, 0) < _TRIES)
             if not left:
                 return
             pair = min(left, key=lambda pair: tried.get(pair, 0))
-            tried[pair] = turn = tried.get(pair, 0) + 1
-            row = self.design.row_with(pair, {name: values[turn - 1 :] for name, values in _FERTILE.items()})
-            yield Case(f"r{number:03d}", row)
+            turn = tried.get(pair, 0)
+            held = (
+                [pair]
+                if turn
+                else self._together(pair, (other for other in left if other != pair and other not in tried))
+            )
+            for one in held:
+                tried[one] = turn + 1
+            skipped = max(0, turn - 1)
+            preferred = {name: values[skipped:] for name, values in _FERTILE.items()}
+            yield Case(f"r{number:03d}", self.design.row_with(tuple(dict.fromkeys(chain(*held))), preferred))
+
+    def _together(self, first: Combination, others: Iterable[Combination]) -> list[Combination]:
+        """``first`` and those of ``others`` that one row can hold beside it, in their order."""
+        row, held = dict(first), [first]
+        for other in others:
+            wider = {**row, **dict(other)}
+            if all(row.get(name, value) == value for name, value in other) and self.design.completable(wider):
+                row = wider
+                held.append(other)
+        return held
 
     def fill(self) -> Iterator[Case]:
         """Cases that add positions, without end: large batches with drafts, otherwise random values."""

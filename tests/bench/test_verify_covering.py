@@ -28,7 +28,7 @@ def real_design() -> Design:
     return build_design(
         sampling=("greedy", "top-p", "everything"),
         prompts=("short", "long", "random"),
-        drafters=("ngram", "random", "none", "perfect", "wrong"),
+        drafters=("ngram", "random", "none", "perfect", "oracle"),
         max_model_len=2048,
         threads=("1", "2"),
     )
@@ -93,7 +93,7 @@ def test_rows_that_are_there_already_are_not_made_again() -> None:
 def test_every_draft_length_meets_every_drafter_and_none_means_no_drafter() -> None:
     pairs = set(real_design().combinations(2))
     for k in DRAFT_LENGTHS[1:]:
-        assert (("drafter", "wrong"), ("k", k)) in pairs
+        assert (("drafter", "oracle"), ("k", k)) in pairs
     assert (("drafter", "none"), ("k", "0")) in pairs
     assert (("drafter", "ngram"), ("k", "0")) not in pairs
 
@@ -101,3 +101,26 @@ def test_every_draft_length_meets_every_drafter_and_none_means_no_drafter() -> N
 @pytest.mark.parametrize(("context", "longest"), [(1, "1"), (5, "2"), (64, "16"), (8192, "512")])
 def test_output_lengths_fit_the_models_context(context: int, longest: str) -> None:
     assert lengths_for(context)[-1] == longest
+
+
+def test_what_did_not_come_about_is_tried_together_first_and_then_by_itself() -> None:
+    suite = Suite("quick", real_design())
+    wanted = set(list(suite.design.combinations(2))[::40])
+    held: list[set[Combination]] = []
+    for case in suite.again(lambda: wanted):  # nothing ever comes about
+        held.append({pair for pair in wanted if all(case.values[name] == value for name, value in pair)})
+    first = next(i for i, pairs in enumerate(held) if wanted <= set().union(*held[: i + 1]))
+    assert first + 1 < len(wanted) / 2
+    again = held[first + 1 : first + 1 + len(wanted)]
+    assert len(again) == min(len(wanted), 40 - first - 1)
+
+
+def test_no_pair_that_comes_about_is_tried_again() -> None:
+    suite = Suite("quick", real_design())
+    missing = set(list(suite.design.combinations(2))[::40])
+    cases = 0
+    for case in suite.again(lambda: missing):
+        missing = {pair for pair in missing if any(case.values[name] != value for name, value in pair)}
+        cases += 1
+    assert not missing
+    assert cases < 30

@@ -116,7 +116,7 @@ def test_a_fault_in_batches_is_found_where_it_is(model: LoadedModel) -> None:
 
 def test_a_verification_that_accepts_one_too_many_is_found(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(specdec.step, "verify", accept_one_too_many)
-    found = one_case(model, values(drafter="wrong"))
+    found = one_case(model, values(drafter="random"))
     divergence = found["divergence"]
     assert found["status"] == "failed"
     (item,) = [each for each in divergence["step_batch"] if each["request"] == divergence["request"]]
@@ -234,7 +234,7 @@ def test_a_case_does_the_same_steps_alone_as_in_a_suite(model: LoadedModel) -> N
     """Which plain answers other cases needed changes nothing, though aborted requests are drafted for too."""
     cases = [
         values(drafter=name, aborts="yes", cache=cache, length="16")
-        for name, cache in (("perfect", "cold"), ("oracle", "follow-up"), ("wrong", "warm"))
+        for name, cache in (("perfect", "cold"), ("oracle", "follow-up"), ("random", "warm"))
     ]
     company = [values(sampling=name, length="128", prompts="code", batch="16") for name in ("hot", "greedy")]
     together = run_suite(model, Options(cases=(*company, *cases)))["cases"][2:]
@@ -263,9 +263,9 @@ def test_what_a_case_names_counts_as_covered_only_if_it_came_about(
 
 
 def test_pressure_presses_and_batches_run_together(model: LoadedModel) -> None:
-    tight = values(condition="tight", batch="8", block_size="4", drafter="wrong", k="2")
-    preempt = values(condition="preempt", batch="4", length="7", drafter="wrong", k="2")
-    report = run_suite(model, Options(cases=(tight, preempt, values(batch="16", length="1", drafter="wrong"))))
+    tight = values(condition="tight", batch="8", block_size="4", drafter="random", k="2")
+    preempt = values(condition="preempt", batch="4", length="7", drafter="random", k="2")
+    report = run_suite(model, Options(cases=(tight, preempt, values(batch="16", length="1", drafter="random"))))
     assert report["passed"]
     assert [case["did_not_happen"] for case in report["cases"]] == [{}, {}, {}]
     assert report["coverage"]["happened"]["condition tight"]["preemptions"] > 0
