@@ -26,7 +26,8 @@ _MOST_TRIES = 40
 _FERTILE = {
     "batch": ("8", "4", "2"), "sampling": ("greedy",), "prompts": ("repeated", "random"), "length": ("64", "16", "7"),
     "condition": ("none",), "cache": ("off", "cold"), "drafter": ("oracle", "random"), "k": ("2", "1", "4"),
-    "block_size": ("4", "1", "16"), "chunk": ("512", "128"), "threads": ("2",), "arrival": ("together",), "aborts": ("no",),
+    "block_size": ("4", "1", "16"), "chunk": ("512", "128"), "threads": ("2",),
+    "arrival": ("together",), "aborts": ("no",),
 }  # fmt: skip
 _PLAIN_LENGTHS = ("1", "2", "7", "16")
 
