@@ -119,8 +119,8 @@ def test_no_pair_that_comes_about_is_tried_again() -> None:
     suite = Suite("quick", real_design())
     missing = set(list(suite.design.combinations(2))[::40])
     cases = 0
-    for case in suite.again(lambda: set(missing)):
-        missing -= suite.design.covered([case.values], 2)
+    for case in suite.again(missing.copy):
+        missing.difference_update(suite.design.covered([case.values], 2))
         cases += 1
     assert not missing
     assert cases < 30
