@@ -31,7 +31,7 @@ from server.metrics import Metrics
 from server.resolve import ModelFacts
 from server.service import Service
 from server.settings import Settings
-from server.speculating import check_speculation, load_draft
+from server.speculating import check_speculation, load_draft, report_idle_exit
 from server.speculating import speculation as build_speculation
 from server.version import VERSION
 from specdec.describe import describe_speculation, drafter_memory
@@ -62,6 +62,7 @@ def build_service(settings: Settings, report: Report) -> Service:
     except ValueError as error:
         raise StartError(str(error)) from error
     loaded, _ = load(settings, report)
+    report_idle_exit(settings, report)
     draft = load_draft(settings, loaded, report)
     return assemble(settings, loaded, settings.served_model_name or (loaded.info.name,), draft)
 

@@ -13,7 +13,7 @@ from model.model_cache import default_home
 from server.settings import Settings
 from specdec.draft_length.cost import StepCost
 from specdec.draft_length.measure import measure_step_cost
-from specdec.drafters.registry import AUTO, MODEL, check_drafter_name
+from specdec.drafters.registry import AUTO, EXIT, MODEL, check_drafter_name
 from specdec.sampling import Sampler
 from specdec.speculation import Measure, Speculation, SpeculationConfig, build_speculation
 
@@ -32,9 +32,7 @@ def load_draft(settings: Settings, loaded: LoadedModel, report: Callable[[str], 
     """
     if settings.draft_model is None:
         return None
-    if not settings.num_speculative_tokens or settings.drafter not in (AUTO, MODEL):
-        on = settings.num_speculative_tokens
-        why = f"the drafter {settings.drafter} never asks it" if on else "speculation is off"
+    if (why := _never_asked(settings, MODEL)) is not None:
         report(f"--draft-model {settings.draft_model} is not loaded: {why}")
         return None
     return open_draft_model(
@@ -47,6 +45,19 @@ def load_draft(settings: Settings, loaded: LoadedModel, report: Callable[[str], 
         num_threads=settings.num_threads,
         max_batched_tokens=settings.max_num_batched_tokens,
     )
+
+
+def report_idle_exit(settings: Settings, report: Callable[[str], None]) -> None:
+    """Tell whoever set ``exit_layers`` where nobody would draft by them."""
+    if settings.exit_layers is not None and (why := _never_asked(settings, EXIT)) is not None:
+        report(f"--exit-layers {settings.exit_layers} changes nothing: {why}")
+
+
+def _never_asked(settings: Settings, name: str) -> str | None:
+    """Why the drafter ``name`` would not draft; None if it would."""
+    if not settings.num_speculative_tokens:
+        return "speculation is off"
+    return None if settings.drafter in (AUTO, name) else f"the drafter {settings.drafter} never uses it"
 
 
 def speculation(

@@ -15,7 +15,7 @@ from model.loader import load_model
 from server.assemble import assemble
 from server.cli import main
 from server.service import Service
-from server.speculating import load_draft
+from server.speculating import load_draft, report_idle_exit
 from tests.server.builders import MODEL_NAME, build_settings, byte_fallback_tokenizer, metric, running, save_tiny_model
 
 DRAFTERS = ["auto", "ngram", "suffix", "model", "exit"]
@@ -113,7 +113,7 @@ def test_audits_of_all_that_was_drafted_find_no_difference(url: str, client: ope
 
 @pytest.mark.parametrize(
     ("changes", "why"),
-    [({"drafter": "exit"}, "the drafter exit never asks it"), ({"num_speculative_tokens": 0}, "speculation is off")],
+    [({"drafter": "exit"}, "the drafter exit never uses it"), ({"num_speculative_tokens": 0}, "speculation is off")],
 )
 def test_a_draft_model_that_nobody_asks_is_not_loaded_and_that_is_said(
     changes: dict[str, Any], why: str, tiny_model: Path, model_home: Path
@@ -122,6 +122,23 @@ def test_a_draft_model_that_nobody_asks_is_not_loaded_and_that_is_said(
     lines: list[str] = []
     assert load_draft(build_settings(draft_model="/nowhere", **changes), loaded, lines.append) is None
     assert lines == [f"--draft-model /nowhere is not loaded: {why}"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [({"drafter": "suffix"}, "the drafter suffix never uses it"), ({"num_speculative_tokens": 0}, "speculation is off")],
+)
+def test_first_layers_that_nobody_asks_for_drafts_are_reported(changes: dict[str, Any], why: str) -> None:
+    lines: list[str] = []
+    report_idle_exit(build_settings(exit_layers=2, **changes), lines.append)
+    assert lines == [f"--exit-layers 2 changes nothing: {why}"]
+
+
+@pytest.mark.parametrize("changes", [{"exit_layers": 2}, {"exit_layers": 2, "drafter": "exit"}, {"drafter": "ngram"}])
+def test_first_layers_that_somebody_asks_are_not(changes: dict[str, Any]) -> None:
+    lines: list[str] = []
+    report_idle_exit(build_settings(**changes), lines.append)
+    assert lines == []
 
 
 @pytest.fixture
