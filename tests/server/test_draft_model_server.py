@@ -126,7 +126,10 @@ def test_a_draft_model_that_nobody_asks_is_not_loaded_and_that_is_said(
 
 @pytest.mark.parametrize(
     ("changes", "why"),
-    [({"drafter": "suffix"}, "the drafter suffix never uses it"), ({"num_speculative_tokens": 0}, "speculation is off")],
+    [
+        ({"drafter": "suffix"}, "the drafter suffix never uses it"),
+        ({"num_speculative_tokens": 0}, "speculation is off"),
+    ],
 )
 def test_first_layers_that_nobody_asks_for_drafts_are_reported(changes: dict[str, Any], why: str) -> None:
     lines: list[str] = []
