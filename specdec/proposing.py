@@ -28,6 +28,11 @@ class Wish:
         """Its request named a number of drafts, so it gets as many as are proposed."""
         return self.sequence.params.num_speculative_tokens is not None
 
+    @property
+    def tokens_left(self) -> int:
+        """That its request allows."""
+        return max(0, self.sequence.params.max_tokens - self.sequence.num_output_tokens)
+
 
 class Proposing:
     """``controller`` None: each sequence's one drafter is asked, and all that it proposes is verified.
@@ -62,6 +67,7 @@ class Proposing:
                 tuple(drafts),
                 self._missing(wish, own) if ok else None,
                 wish.fixed,
+                wish.tokens_left,
             )
             for wish, own, drafts, ok in zip(wishes, names, cheap, due, strict=True)
         ]

@@ -31,7 +31,10 @@ _MOST_SILENT = 63  # steps until a costly drafter that gave no draft is asked ag
 _SEQUENCES_PER_SKIP = 2  # a host that drafts for few sequences in a step is not what the step waits for
 _MOST_SAVED = 2.0  # seconds of it, so that a long idle spell does not buy a burst
 _TRUST_WEIGHT, _TRUST_DECAY, _LEAST_TRUST = 10.0, 0.98, 0.5  # tokens, a step, and what is never gone below
-_CATCH_UP_STEPS = 16  # steps over which the rows that a costly drafter lacks are written off
+# Steps over which the rows that a costly drafter lacks are written off: so many, or more where many tokens are to come.
+_CATCH_UP_STEPS = 16
+_TOKENS_PER_STEP = 4  # that a sequence may get while it drafts; with fewer, it has even more steps
+_MOST_CATCH_UP_STEPS = 256  # a limit of output tokens is seldom reached
 
 Seconds = Callable[[int], float]  # of so many rows
 
@@ -45,6 +48,12 @@ class Ask:
     drafts: tuple[Draft, ...] = ()  # made by cheap drafters
     missing: Mapping[str, int] | None = None  # costly drafters that could draft, and the rows they lack
     fixed: bool = False  # its request asked for so many drafts: all are verified, whatever they bring
+    tokens_left: int = 0  # that its request may still get at most
+
+    @property
+    def steps_left(self) -> int:
+        """Over which a costly drafter may write off what it lacks."""
+        return min(max(self.tokens_left // _TOKENS_PER_STEP, _CATCH_UP_STEPS), _MOST_CATCH_UP_STEPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +141,7 @@ class DraftLengthController:
                 own = self.acceptance.survivals(asks[s].seq_id, name, asks[s].max_drafts, None)
                 if sum(own) > sum(known[s]):
                     chances[s] = own
-                    better[s] = -(-lacks // _CATCH_UP_STEPS)
+                    better[s] = -(-lacks // asks[s].steps_left)
             if not better:
                 continue
             choice = self._lengths(chances, rows, tokens, DraftRounds(self._rounds[name], better))

@@ -214,10 +214,12 @@ class Costly:
         self.controller = DraftLengthController(cost, rounds={"model": round_seconds})
         self.rng = random.Random(5)
 
-    def run(self, steps: int, *, cheap: float, costly: float, batch: int = 1, missing: int = 0) -> list[list[Pick]]:
+    def run(
+        self, steps: int, *, cheap: float, costly: float, batch: int = 1, missing: int = 0, **of_asks: int
+    ) -> list[list[Pick]]:
         found = []
         for _ in range(steps):
-            wanted = asks(batch, missing={"model": missing})
+            wanted = asks(batch, missing={"model": missing}, **of_asks)
             picks, choice = step(self.controller, wanted)
             emitted = [
                 self.emit(9 if pick.costly else 7, length, cheap, costly)
@@ -271,6 +273,15 @@ def test_rows_that_a_costly_drafter_lacks_are_part_of_its_price() -> None:
 
     assert used(Costly(price).run(400, cheap=0.1, costly=0.9)[200:]) > 0.9
     assert used(Costly(price).run(400, cheap=0.1, costly=0.9, missing=20_000)[200:]) < 0.05
+
+
+def test_what_a_costly_drafter_lacks_is_written_off_over_the_output_to_come() -> None:
+    def share(tokens_left: int) -> float:
+        run = Costly(lambda rows: 0.0002 * rows).run(400, cheap=0.1, costly=0.9, missing=1500, tokens_left=tokens_left)
+        return used(run[200:])
+
+    assert share(0) == share(50) < 0.05
+    assert share(2000) > 0.9
 
 
 @given(
