@@ -71,6 +71,10 @@ class StepCost:
 
         return _interpolate(self.batches, batch, lambda b: _interpolate(self.ks, k, lambda x: measured(b, x)))
 
+    def nearest(self, batch: float) -> int:
+        """The measured batch size next to ``batch``."""
+        return min(self.batches, key=lambda measured: abs(measured - batch))
+
     def at(self, batch: int, k: int) -> float:
         return self.timings[batch, k].median
 

@@ -56,6 +56,7 @@ def run_verify(
 
     ``suite`` is "quick", "bounded" (some of its cases, no reference run) or "none". Passes on an interruption.
     """
+    from bench.verify.draft_model import find_draft
     from bench.verify.progress import Progress
     from bench.verify.run import Options, Verification
 
@@ -63,12 +64,17 @@ def run_verify(
         return Line(NAME, "unknown", "verify was not run (--verify none)")
     command = f"truedraft verify --model {shlex.quote(str(settings.model or 'default'))}"
     bounded = suite == "bounded"
+    as_loaded = {name: getattr(settings, name) for name in ("dtype", "executor", "kernels", "num_threads")}
+    draft, no_draft = find_draft(settings.draft_model, loaded, folder, report, **as_loaded)
     options = Options(
-        max_positions=BOUNDED_POSITIONS if bounded else None, reference=None if bounded else folder, command=command
+        max_positions=BOUNDED_POSITIONS if bounded else None,
+        reference=None if bounded else folder,
+        command=command,
+        no_draft=no_draft,
     )
     report(f"truedraft verify, {suite}")
     try:
-        verification = Verification(loaded, options, Progress())
+        verification = Verification(loaded, options, Progress(), draft)
         found = verification.run()
     except ValueError as error:
         raise CommandError(f"truedraft verify: {error}") from error

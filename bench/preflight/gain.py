@@ -18,6 +18,7 @@ class Gain:
     k: int
     expected: float
     bound: float  # if every draft were accepted
+    controlled: bool = False  # the controller picks the draft length, at most ``k``
 
 
 def expected_gain(replay: Replay, cost: StepCost, batch: float) -> Range:
@@ -30,11 +31,19 @@ def expected_gain(replay: Replay, cost: StepCost, batch: float) -> Range:
 
 
 def gains(replays: Sequence[Replay], cost: StepCost) -> list[Gain]:
-    """For every drafter, draft length and measured batch size."""
+    """For every drafter, draft length and measured batch size; where the batch matters, for the nearest one."""
     return [
-        Gain(one.drafter, batch, one.k, expected_gain(one, cost, batch).median, cost.bound(batch, one.k))
+        Gain(
+            one.drafter,
+            batch,
+            one.k,
+            expected_gain(one, cost, batch).median,
+            cost.bound(batch, one.k),
+            one.batch is not None,
+        )
         for one in replays
         for batch in cost.batches
+        if one.batch is None or batch == cost.nearest(one.batch)
     ]
 
 

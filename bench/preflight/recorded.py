@@ -18,6 +18,7 @@ from bench.preflight.checklist import (
     exactness_line,
     memory_bound_line,
 )
+from bench.preflight.controlled import replay_controlled
 from bench.preflight.cost import Range, StepCost, measure_cost
 from bench.preflight.equivalence import with_played
 from bench.preflight.gain import best_replay, expected_gain, gains
@@ -32,7 +33,7 @@ from model.loader import LoadedModel
 from server.assemble import load
 from server.commands import CommandError
 from server.settings import Settings
-from specdec.drafters.registry import DRAFTER_NAMES, make_drafter
+from specdec.drafters.registry import AUTO, DRAFTER_NAMES, make_drafter
 
 Report = Callable[[str], None]
 Verify = Callable[[LoadedModel, Path], Line]
@@ -74,6 +75,8 @@ def preflight_recorded(
         progress=report,
     )
     found_load = find_load(traffic.requests, cost)
+    configured = replay_configured(settings, outputs, cost, found_load, vocab_size)
+    replays = [*replays, *([configured] if configured is not None else [])]
     level = exactness_line(loaded.exactness.level, loaded.exactness.detail)
     equivalence = verify(loaded, folder)
     del loaded  # the server loads it again
@@ -84,7 +87,7 @@ def preflight_recorded(
     fit, acceptance = judge(replays, cost, found_load, settings)
     batch = max(1.0, found_load.concurrency or 1.0)
     memory = memory_bound_line(
-        cost.row_cost(batch, max(1, k)), batch, max(1, k), cost.bound(_nearest(cost, batch), max(1, k))
+        cost.row_cost(batch, max(1, k)), batch, max(1, k), cost.bound(cost.nearest(batch), max(1, k))
     )
     checklist = [
         with_played(equivalence, played),
@@ -130,6 +133,31 @@ def replay_drafters(
     return replays
 
 
+def replay_configured(
+    settings: Settings,
+    outputs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    cost: StepCost,
+    load: Load,
+    vocab_size: int,
+) -> Replay | None:
+    """The configured drafter with the controller, at the traffic's concurrency; None where no controller decides, or
+    the drafter needs more than tokens."""
+    if not settings.num_speculative_tokens or (settings.drafter != AUTO and settings.draft_length == "fixed"):
+        return None
+    try:
+        return replay_controlled(
+            settings.drafter,
+            outputs,
+            settings.num_speculative_tokens,
+            batch=max(1, round(load.concurrency or 1.0)),
+            cost=cost,
+            vocab_size=vocab_size,
+            adaptive=settings.draft_length == "auto",
+        )
+    except ValueError:
+        return None
+
+
 def judge(replays: Sequence[Replay], cost: StepCost, load: Load, settings: Settings) -> tuple[Line, Line]:
     """(fit for speculation, acceptance), at the traffic's concurrency, or alone where it is unknown."""
     known = load.concurrency is not None
@@ -145,7 +173,8 @@ def judge(replays: Sequence[Replay], cost: StepCost, load: Load, settings: Setti
     told = f"expected gain {_shown(gain)} {at} with {best.drafter}, k = {best.k}"
     fit = Line("fit for speculation", decided(gain.low > 1, gain.high <= 1), told, numbers)
     k = settings.num_speculative_tokens
-    chosen = [one for one in usable if one.k == k and one.drafter == settings.drafter]
+    # The last one is that with the controller, if there is one.
+    chosen = [one for one in usable if one.k == k and one.drafter == settings.drafter][-1:]
     if not chosen:
         return fit, Line("acceptance", "unknown", f"drafter {settings.drafter}, k = {k} was not replayed")
     here = expected_gain(chosen[0], cost, batch)
@@ -154,10 +183,20 @@ def judge(replays: Sequence[Replay], cost: StepCost, load: Load, settings: Setti
     return fit, Line(
         "acceptance",
         decided(here.low > 1, here.high <= 1),
-        f"as configured ({settings.drafter}, k = {k}) {shown}, {chosen[0].tokens_per_step:.2f} tokens a step: "
-        f"expected gain {_shown(here)} {at}",
+        f"as configured ({settings.drafter}, k = {k}{_lacking(settings)}) {shown}, "
+        f"{chosen[0].tokens_per_step:.2f} tokens a step: expected gain {_shown(here)} {at}",
         {"rate": rate, "tokens_per_step": chosen[0].tokens_per_step, "gain": here.median, "batch": batch},
     )
+
+
+def _lacking(settings: Settings) -> str:
+    """What the server would draft with, but its replay cannot."""
+    lacking = []
+    if settings.drafter == AUTO and settings.draft_model is not None:
+        lacking.append("draft model")
+    if settings.drafter == AUTO and settings.exit_layers is not None:
+        lacking.append("first layers")
+    return f", without its {' and '.join(lacking)}" if lacking else ""
 
 
 def _shown(gain: Range) -> str:
@@ -196,10 +235,6 @@ def _typical_context(requests: Sequence[RecordedRequest]) -> int:
     """Half-way through the median request."""
     lengths = sorted(len(request.prompt) + request.num_output_tokens // 2 for request in requests)
     return lengths[len(lengths) // 2]
-
-
-def _nearest(cost: StepCost, batch: float) -> int:
-    return min(cost.batches, key=lambda measured: abs(measured - batch))
 
 
 def _serve(

@@ -141,7 +141,7 @@ _REPLAY_HEAD = ["drafter", "k", "steps", "drafted", "accepted", "rate", "acc. le
 def _replay_row(replay: Replay) -> list[str]:
     return [
         replay.drafter,
-        str(replay.k),
+        _most(replay.k, replay.batch is not None),
         str(replay.steps),
         str(replay.drafted),
         str(replay.accepted),
@@ -154,12 +154,19 @@ def _replay_row(replay: Replay) -> list[str]:
 
 def _gain_text(gains: Sequence[Gain]) -> list[str]:
     batches = sorted({gain.batch for gain in gains})
-    by_place = {(gain.drafter, gain.k, gain.batch): gain for gain in gains}
-    rows = []
-    for drafter, k in dict.fromkeys((gain.drafter, gain.k) for gain in gains):
-        cells = [by_place[drafter, k, batch] for batch in batches]
-        rows.append([drafter, str(k), *(f"{cell.expected:.2f} ({cell.bound:.2f})" for cell in cells)])
-    return _table(["drafter", "k", *(f"batch {batch}" for batch in batches)], rows)
+    rows: dict[tuple[str, int, bool], dict[int, str]] = {}
+    for gain in gains:
+        cells = rows.setdefault((gain.drafter, gain.k, gain.controlled), {})
+        cells[gain.batch] = f"{gain.expected:.2f} ({gain.bound:.2f})"
+    lines = [
+        [drafter, _most(k, controlled), *(cells.get(batch, "-") for batch in batches)]
+        for (drafter, k, controlled), cells in rows.items()
+    ]
+    return _table(["drafter", "k", *(f"batch {batch}" for batch in batches)], lines)
+
+
+def _most(k: int, controlled: bool) -> str:
+    return f"up to {k}" if controlled else str(k)
 
 
 def _table(head: Sequence[str], rows: Any) -> list[str]:

@@ -125,17 +125,14 @@ def _draft(
     arguments: argparse.Namespace, loaded: LoadedModel, folder: Path, report: Report
 ) -> tuple[DraftModel | None, str]:
     """The model that drafts, or why there is none."""
-    from bench.verify.draft_model import named_draft, target_as_draft
+    from bench.verify.draft_model import find_draft
     from bench.verify.drafters import NO_DRAFT_MODEL
     from specdec.drafters.registry import AUTO, MODEL
 
     if arguments.draft not in (None, MODEL, AUTO):
         return None, NO_DRAFT_MODEL
     options = {name: getattr(arguments, name) for name in ("dtype", "executor", "kernels", "num_threads")}
-    if arguments.draft_model is not None:
-        return named_draft(arguments.draft_model, loaded, report, **options), NO_DRAFT_MODEL
-    found = target_as_draft(loaded, folder, report, **options)
-    return (None, found) if isinstance(found, str) else (found, NO_DRAFT_MODEL)
+    return find_draft(arguments.draft_model, loaded, folder, report, **options)
 
 
 def summary(result: Mapping[str, Any]) -> list[str]:

@@ -27,6 +27,17 @@ class DraftModel:
     is_target: bool = False
 
 
+def find_draft(
+    model: str | None, target: LoadedModel, folder: Path, report: Callable[[str], None], **options: Any
+) -> tuple[DraftModel | None, str]:
+    """The draft model ``model``, or else ``target`` from its checkpoint ``folder``; without either, None and the
+    reason. ``options``: dtype, executor, kernels and num_threads, as the target was loaded with."""
+    if model is not None:
+        return named_draft(model, target, report, **options), ""
+    found = target_as_draft(target, folder, report, **options)
+    return (None, found) if isinstance(found, str) else (found, "")
+
+
 def named_draft(model: str, target: LoadedModel, report: Callable[[str], None], **options: Any) -> DraftModel:
     """The model that the user named; see :func:`model.draft_model.open_draft_model`."""
     loaded = open_draft_model(model, target, report, **options)

@@ -22,7 +22,7 @@ from server import cli
 from server.assemble import load
 from server.commands import CommandError
 from server.settings import load_settings
-from specdec.drafters.registry import DRAFTER_NAMES
+from specdec.drafters.registry import AUTO, DRAFTER_NAMES
 from tests.server.builders import CORPUS, build_service, running, save_tiny_model
 
 INFO = {"exactness": {"level": "L0", "detail": "every check passed"}, "settings": {"audit_rate": 0.01}}
@@ -251,7 +251,8 @@ def test_recorded_traffic_answers_every_line_and_names_the_bad_one(tiny_model: P
     assert [bad.line for bad in found.bad_lines] == [7]
     assert "line 7: is not JSON" in found.as_text()
     assert "the model's own outputs to 3 of the requests" in found.outputs
-    assert {replay.drafter for replay in found.replays} == set(DRAFTER_NAMES) - {"none"}
+    assert {replay.drafter for replay in found.replays} == {*DRAFTER_NAMES, AUTO} - {"none"}
+    assert "auto, k = 16" in next(line.reason for line in found.checklist if line.name == "acceptance")
     assert found.load is not None
     assert found.load.requests_per_second == 1.0
     assert {line.name: line.answer for line in found.checklist}["ITL against plain"] == "unknown"
@@ -280,7 +281,9 @@ def test_verify_runs_on_the_model_that_was_loaded(tiny_model: Path, monkeypatch:
     monkeypatch.setattr(equivalence, "BOUNDED_POSITIONS", 20)
     settings = load_settings({"model": str(tiny_model), "num_threads": 1})
     loaded, folder = load(settings, silent)
-    line = equivalence.run_verify("bounded", settings, loaded, folder, silent)
+    told: list[str] = []
+    line = equivalence.run_verify("bounded", settings, loaded, folder, told.append)
+    assert any("once more, to draft for itself" in one for one in told), told  # the drafter model is proved, too
     assert line.answer == "yes"
     assert 0 < int(line.numbers["positions"] or 0) <= 20
     assert equivalence.run_verify("none", settings, loaded, folder, silent).answer == "unknown"

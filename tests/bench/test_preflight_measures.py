@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,10 +20,12 @@ from bench.preflight.checklist import (
     rollback_line,
     slower_line,
 )
+from bench.preflight.controlled import replay_controlled
 from bench.preflight.cost import Range, StepCost, Timing, measure_cost
 from bench.preflight.equivalence import verify_line
 from bench.preflight.gain import best_replay, expected_gain, gains
 from bench.preflight.load import find_load, requests_per_second
+from bench.preflight.recorded import judge, replay_configured, replay_drafters
 from bench.preflight.traffic import RecordedRequest
 from model.loader import LoadedModel
 from specdec.drafters.registry import make_drafter
@@ -30,6 +34,7 @@ from specdec.params import SamplingParams
 from specdec.plan import StepStats
 from tests.bench.report_builders import build_report, failed_report, interrupted_report
 from tests.exactness.tiny import TINY_MODELS, load_tiny
+from tests.server.builders import build_settings
 
 OUTPUTS = [([1, 2, 3], list(range(10, 31))), ([4], [7] * 9), ([5], [6])]
 
@@ -103,6 +108,60 @@ def test_the_replay_of_an_output_counts_what_the_engine_counts(tiny: LoadedModel
     assert found.accepted == sum(step.num_accepted for step in steps)
     assert found.drafted == sum(step.num_drafted for step in steps)
     assert found.accepted > 0
+
+
+LOOPS = [([1, 2, 3, 4], [5, 6, 7, 8] * 12) for _ in range(6)]
+
+
+def test_with_the_controller_all_that_is_proposed_is_counted_where_it_decides_nothing() -> None:
+    """``adaptive`` False, one sequence at a time: what the drafter's own replay counts."""
+    cost = flat_cost(row_seconds=0.01)
+    found = replay_controlled("suffix", LOOPS, 4, batch=1, cost=cost, vocab_size=100, adaptive=False)
+    assert found == dataclasses.replace(replay(make_drafter("suffix", 100), LOOPS, 4), batch=1)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_the_controller_drafts_where_rows_are_cheap_and_not_where_they_cost_what_they_bring(batch: int) -> None:
+    def run(row_seconds: float) -> Replay:
+        cost = flat_cost(row_seconds=row_seconds)
+        return replay_controlled("auto", LOOPS, 4, batch=batch, cost=cost, vocab_size=100)
+
+    cheap, dear = run(0.0), run(0.02)
+    assert cheap.num_requests == dear.num_requests == len(LOOPS)
+    assert cheap.emitted == dear.emitted == sum(len(output) - 1 for _, output in LOOPS)
+    assert cheap.tokens_per_step > 2.5
+    assert dear.drafted < 0.05 * dear.steps
+    assert (cheap.drafter, cheap.batch) == ("auto", batch)
+    (gain,) = gains([cheap], flat_cost())
+    assert gain.controlled
+    assert gain.expected > 2.5
+
+
+def test_the_controller_is_led_along_empty_and_short_outputs_too() -> None:
+    found = replay_controlled(
+        "auto", [([1], []), ([1], [2]), ([1], [2, 3])], 4, batch=2, cost=flat_cost(), vocab_size=9
+    )
+    assert (found.num_requests, found.steps, found.emitted, found.drafted) == (3, 1, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, "as configured (auto, k = 4) "),
+        ({"drafter": "suffix"}, "as configured (suffix, k = 4) "),
+        ({"drafter": "suffix", "draft_length": "fixed"}, "as configured (suffix, k = 4) 100%"),
+        ({"drafter": "exit"}, "drafter exit, k = 4 was not replayed"),
+        ({"draft_model": "some/model"}, "(auto, k = 4, without its draft model) "),
+    ],
+)
+def test_what_is_configured_is_judged_and_the_default_is(changes: dict[str, Any], told: str) -> None:
+    settings = build_settings(num_speculative_tokens=4, **changes)
+    cost, load = flat_cost(), find_load([request(0)], flat_cost())
+    own = replay_configured(settings, LOOPS, cost, load, 100)
+    replays = [*replay_drafters(LOOPS, [4], 100), *([own] if own is not None else [])]
+    _, acceptance = judge(replays, cost, load, settings)
+    assert told in acceptance.reason
+    assert acceptance.answer == ("unknown" if changes.get("drafter") == "exit" else "yes")
 
 
 def test_step_times_are_measured_for_every_batch_and_draft_length(tiny: LoadedModel) -> None:
