@@ -124,7 +124,7 @@ class WorkerProcess:
             child.ready = True
         return child
 
-    def _call(self, function_name: str, args: tuple[object, ...], timeout: float) -> Any:  # noqa: ASYNC109 - the child is what is timed
+    def _call(self, function_name: str, args: tuple[object, ...], timeout: float) -> Any:
         request = pickle.dumps((function_name, args))
         child = self._running_child()
         try:
