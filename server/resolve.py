@@ -10,7 +10,7 @@ from typing import Protocol
 
 from scheduler.request import ChoiceSpec, EngineRequest
 from server.errors import APIError, bad_request, shorten
-from server.schemas import CompletionRequest
+from server.schemas import CompletionRequest, GenerationRequest
 from server.settings import Settings
 from specdec.noise import mix_seed
 from specdec.params import SamplingParams
@@ -73,26 +73,9 @@ class ResolvedCompletion:
 
 def check_limits(request: CompletionRequest, facts: ModelFacts, settings: Settings) -> None:
     """What can be refused before anything is tokenized or built. Raises APIError."""
-    if request.model not in facts.names:
-        raise APIError(404, f"the model {shorten(request.model)} does not exist", param="model", code="model_not_found")
-    _check_counts(request, settings)
-    _check_ids(request, facts)
-    _check_speculation(request, facts)
-    if request.min_tokens > request.max_tokens:
-        raise bad_request(
-            f"min_tokens ({request.min_tokens}) must not be above max_tokens ({request.max_tokens})", "min_tokens"
-        )
-    if request.max_tokens >= facts.max_model_len:  # no prompt is empty
-        raise _too_long("max_tokens", f"max_tokens {request.max_tokens} and a prompt", facts)
-    if request.stream and request.prompt_logprobs is not None:
-        raise bad_request("prompt_logprobs cannot be streamed; leave out stream", "prompt_logprobs")
-
-
-def _check_counts(request: CompletionRequest, settings: Settings) -> None:
-    for name, value in (("n", request.n), ("best_of", request.best_of)):
-        if value is not None and value > settings.max_n:
-            raise bad_request(f"{name} must be at most {settings.max_n}; it is {value}", name)
+    check_common_limits(request, facts, settings)
     if request.best_of is not None:
+        _check_at_most("best_of", request.best_of, settings.max_n)
         if request.best_of < request.n:
             raise bad_request(f"best_of ({request.best_of}) must be at least n ({request.n})", "best_of")
         if request.stream:
@@ -101,27 +84,51 @@ def _check_counts(request: CompletionRequest, settings: Settings) -> None:
     most = min(settings.max_prompts, settings.max_waiting)  # more could never wait together
     if num_prompts > most:
         raise bad_request(f"prompt holds {num_prompts} prompts; at most {most} are allowed", "prompt")
-    per_prompt = request.best_of or request.n
-    if num_prompts * per_prompt > settings.max_choices:
+    if num_prompts * request.num_sampled > settings.max_choices:
         raise bad_request(
-            f"{num_prompts} prompts with n (or best_of) {per_prompt} are {num_prompts * per_prompt} choices; "
-            f"at most {settings.max_choices} are allowed",
+            f"{num_prompts} prompts with n (or best_of) {request.num_sampled} are "
+            f"{num_prompts * request.num_sampled} choices; at most {settings.max_choices} are allowed",
             "n",
         )
+    for prompt in request.prompt:
+        if not isinstance(prompt, str):
+            _check_prompt_ids(prompt, facts)
+
+
+def check_common_limits(request: GenerationRequest, facts: ModelFacts, settings: Settings) -> None:
+    """``check_limits`` of what all endpoints share. Raises APIError."""
+    if request.model not in facts.names:
+        raise APIError(404, f"the model {shorten(request.model)} does not exist", param="model", code="model_not_found")
+    _check_at_most("n", request.n, settings.max_n)
     if len(request.stop) > settings.max_stop:
         raise bad_request(f"stop holds {len(request.stop)} strings; at most {settings.max_stop} are allowed", "stop")
+    _check_ids(request, facts)
+    _check_speculation(request, facts)
+    limit, name = request.output_limit, request.output_limit_name
+    if limit is not None:
+        if request.min_tokens > limit:
+            raise bad_request(f"min_tokens ({request.min_tokens}) must not be above {name} ({limit})", "min_tokens")
+        if limit >= facts.max_model_len:  # no prompt is empty
+            raise _too_long(name, f"{name} {limit} and a prompt", facts)
+    if request.stream and request.prompt_logprobs is not None:
+        raise bad_request("prompt_logprobs cannot be streamed; leave out stream", "prompt_logprobs")
 
 
-def _check_ids(request: CompletionRequest, facts: ModelFacts) -> None:
-    for prompt in request.prompt:
-        if isinstance(prompt, str):
-            continue
-        low, high = min(prompt), max(prompt)
-        if low < 0 or high >= facts.embedding_rows:
-            wrong = low if low < 0 else high
-            raise bad_request(
-                f"prompt holds the token id {shorten(wrong)}; ids go from 0 to {facts.embedding_rows - 1}", "prompt"
-            )
+def _check_at_most(name: str, value: int, limit: int) -> None:
+    if value > limit:
+        raise bad_request(f"{name} must be at most {limit}; it is {value}", name)
+
+
+def _check_prompt_ids(prompt: Sequence[int], facts: ModelFacts) -> None:
+    low, high = min(prompt), max(prompt)
+    if low < 0 or high >= facts.embedding_rows:
+        wrong = low if low < 0 else high
+        raise bad_request(
+            f"prompt holds the token id {shorten(wrong)}; ids go from 0 to {facts.embedding_rows - 1}", "prompt"
+        )
+
+
+def _check_ids(request: GenerationRequest, facts: ModelFacts) -> None:
     allowed = request.allowed_token_ids
     if allowed is not None and not 1 <= len(allowed) <= facts.vocab_size:
         raise bad_request(
@@ -140,7 +147,7 @@ def _check_ids(request: CompletionRequest, facts: ModelFacts) -> None:
                 )
 
 
-def _check_speculation(request: CompletionRequest, facts: ModelFacts) -> None:
+def _check_speculation(request: GenerationRequest, facts: ModelFacts) -> None:
     speculation = request.speculation
     if speculation is None:
         return
@@ -169,28 +176,49 @@ async def resolve(
     """Tokenize and build; ``check_limits`` came before. Raises APIError if a prompt and its output cannot fit."""
     texts = [prompt for prompt in request.prompt if isinstance(prompt, str)]
     if request.truncate_prompt_tokens is None:
-        _check_lengths(texts, request.max_tokens, tokenizer, facts)
-    encoded = iter(await _encode(texts, request.add_special_tokens, tokenizer))
+        check_lengths(texts, request, tokenizer, facts)
+    encoded = iter(await encode_texts(texts, request.add_special_tokens, tokenizer))
     prompts = tuple(
-        _prompt(next(encoded), prompt, request, facts)
+        build_prompt(next(encoded), prompt, request, facts)
         if isinstance(prompt, str)
-        else _prompt(prompt, None, request, facts)
+        else build_prompt(prompt, None, request, facts)
         for prompt in request.prompt
     )
-    for prompt in prompts:
-        _check_fit(len(prompt.token_ids), request.max_tokens, facts)
+    return await build_requests(
+        request,
+        prompts,
+        tokenizer=tokenizer,
+        facts=facts,
+        request_id=request_id,
+        arrival_time=arrival_time,
+    )
+
+
+async def build_requests(
+    request: GenerationRequest,
+    prompts: tuple[ResolvedPrompt, ...],
+    *,
+    tokenizer: Tokenizer,
+    facts: ModelFacts,
+    request_id: str,
+    arrival_time: float,
+) -> ResolvedCompletion:
+    """From prompts in ids to engine requests, for every endpoint. Raises APIError if one and its output cannot fit."""
+    limits = tuple(_check_fit(len(prompt.token_ids), request, facts) for prompt in prompts)
     prediction = await _prediction(request, tokenizer, facts)
     bad_words = await _bad_words(request.bad_words, tokenizer)
     _check_something_is_allowed(request, bad_words, facts)
     seed = secrets.randbelow(MAX_RANDOM_SEED) if request.seed is None else request.seed
-    num_sampled = request.best_of or request.n
+    num_sampled = request.num_sampled
     params = _sampling_params(request, bad_words, facts)
     engine_requests = tuple(
         EngineRequest(
             request_id=f"{request_id}-{i}",
             prompt_token_ids=prompt.token_ids,
             choices=tuple(
-                ChoiceSpec(index=i * num_sampled + j, params=replace(params, seed=mix_seed(seed, j)))
+                ChoiceSpec(
+                    index=i * num_sampled + j, params=replace(params, seed=mix_seed(seed, j), max_tokens=max_tokens)
+                )
                 for j in range(num_sampled)
             ),
             arrival_time=arrival_time,
@@ -200,28 +228,36 @@ async def resolve(
             include_stop_str_in_output=request.include_stop_str_in_output,
             skip_special_tokens=request.skip_special_tokens,
             # The rows that a cached prefix skips are the ones whose logprobs are wanted.
-            read_prefix_cache=request.prompt_logprobs is None and not (request.echo and request.logprobs is not None),
+            read_prefix_cache=request.num_prompt_logprobs is None,
             prediction_token_ids=prediction,
         )
-        for i, prompt in enumerate(prompts)
+        for i, (prompt, max_tokens) in enumerate(zip(prompts, limits, strict=True))
     )
     num_predicted = None if request.prediction is None else len(prediction)
     return ResolvedCompletion(seed, num_sampled, prompts, engine_requests, num_predicted)
 
 
-def _check_lengths(texts: Sequence[str], max_tokens: int, tokenizer: Tokenizer, facts: ModelFacts) -> None:
+def check_lengths(texts: Sequence[str], request: GenerationRequest, tokenizer: Tokenizer, facts: ModelFacts) -> None:
     """Refuse what is too long however it is tokenized, before any time is spent on it."""
+    least, name = _least_output(request)
     for text in texts:
         fewest = tokenizer.fewest_tokens(text)
-        if fewest + max_tokens > facts.max_model_len:
+        if fewest + least > facts.max_model_len:
             raise _too_long(
                 "prompt",
-                f"a text of {len(text)} characters (at least {fewest} tokens) and max_tokens {max_tokens}",
+                f"a text of {len(text)} characters (at least {fewest} tokens) and {name} {least}",
                 facts,
             )
 
 
-async def _prediction(request: CompletionRequest, tokenizer: Tokenizer, facts: ModelFacts) -> tuple[int, ...]:
+def _least_output(request: GenerationRequest) -> tuple[int, str]:
+    """What must fit behind a prompt, and the name of it."""
+    if request.output_limit is not None:
+        return request.output_limit, request.output_limit_name
+    return max(1, request.min_tokens), request.output_limit_name
+
+
+async def _prediction(request: GenerationRequest, tokenizer: Tokenizer, facts: ModelFacts) -> tuple[int, ...]:
     """Its ids as they would follow a prompt. One that no answer could hold is refused, before it is tokenized if its
     length shows that."""
     if request.prediction is None or not request.prediction.content:
@@ -229,7 +265,7 @@ async def _prediction(request: CompletionRequest, tokenizer: Tokenizer, facts: M
     text = request.prediction.content
     count, at_least = tokenizer.fewest_tokens(text), "at least "
     if count <= facts.max_model_len:
-        (ids,) = await _encode([text], False, tokenizer)
+        (ids,) = await encode_texts([text], False, tokenizer)
         count, at_least = len(ids), ""
     if count > facts.max_model_len:
         raise bad_request(
@@ -239,16 +275,17 @@ async def _prediction(request: CompletionRequest, tokenizer: Tokenizer, facts: M
     return tuple(ids)
 
 
-async def _encode(texts: Sequence[str], add_special_tokens: bool, tokenizer: Tokenizer) -> list[list[int]]:
+async def encode_texts(texts: Sequence[str], add_special_tokens: bool, tokenizer: Tokenizer) -> list[list[int]]:
     if sum(map(len, texts)) > THREAD_ABOVE_CHARS:
         return await asyncio.to_thread(tokenizer.encode_many, texts, add_special_tokens)
     return tokenizer.encode_many(texts, add_special_tokens)
 
 
-def _prompt(ids: list[int], text: str | None, request: CompletionRequest, facts: ModelFacts) -> ResolvedPrompt:
+def build_prompt(ids: list[int], text: str | None, request: GenerationRequest, facts: ModelFacts) -> ResolvedPrompt:
+    """Truncated as the request wants. Raises APIError if nothing is left."""
     keep = request.truncate_prompt_tokens
     if keep is not None:
-        keep = facts.max_model_len - request.max_tokens if keep == -1 else keep
+        keep = facts.max_model_len - _least_output(request)[0] if keep == -1 else keep
         if keep < 1:
             raise bad_request(
                 "truncate_prompt_tokens must be at least 1, or -1 for what max_tokens leaves of the context",
@@ -261,32 +298,36 @@ def _prompt(ids: list[int], text: str | None, request: CompletionRequest, facts:
     return ResolvedPrompt(tuple(ids), text)
 
 
-def _check_fit(num_prompt: int, max_tokens: int, facts: ModelFacts) -> None:
-    if num_prompt + max_tokens > facts.max_model_len:
-        raise _too_long("prompt", f"{num_prompt} prompt tokens and max_tokens {max_tokens}", facts)
+def _check_fit(num_prompt: int, request: GenerationRequest, facts: ModelFacts) -> int:
+    """The most tokens of a choice behind so long a prompt. Raises APIError if they cannot fit."""
+    least, name = _least_output(request)
+    if num_prompt + least > facts.max_model_len:
+        raise _too_long("prompt", f"{num_prompt} prompt tokens and {name} {least}", facts)
     # The last output token needs no slot: nothing follows it.
-    if max(num_prompt, num_prompt + max_tokens - 1) > facts.kv_capacity:
+    if max(num_prompt, num_prompt + least - 1) > facts.kv_capacity:
         raise bad_request(
-            f"{num_prompt} prompt tokens and max_tokens {max_tokens} can never fit the KV cache of "
-            f"{facts.kv_capacity} tokens",
-            "max_tokens",
+            f"{num_prompt} prompt tokens and {name} {least} can never fit the KV cache of {facts.kv_capacity} tokens",
+            name,
             KV_CAPACITY,
         )
+    if request.output_limit is not None:
+        return request.output_limit
+    return min(facts.max_model_len - num_prompt, facts.kv_capacity - num_prompt + 1)
 
 
 def _too_long(param: str, what: str, facts: ModelFacts) -> APIError:
     return bad_request(f"this model's context is {facts.max_model_len} tokens; {what} exceed it", param, CONTEXT_LENGTH)
 
 
-def _stop_ids(request: CompletionRequest, facts: ModelFacts) -> frozenset[int]:
+def _stop_ids(request: GenerationRequest, facts: ModelFacts) -> frozenset[int]:
     return frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else facts.eos_token_ids)
 
 
 def _check_something_is_allowed(
-    request: CompletionRequest, bad_words: tuple[tuple[int, ...], ...], facts: ModelFacts
+    request: GenerationRequest, bad_words: tuple[tuple[int, ...], ...], facts: ModelFacts
 ) -> None:
     """Refuse parameters that leave no token for the very first position, whatever the model says."""
-    if request.allowed_token_ids is None or request.max_tokens == 0:
+    if request.allowed_token_ids is None or request.output_limit == 0:
         return
     left = set(request.allowed_token_ids).difference(word[0] for word in bad_words if len(word) == 1)
     causes = ["bad_words"] if request.bad_words else []
@@ -302,18 +343,13 @@ def _check_something_is_allowed(
 
 
 def _sampling_params(
-    request: CompletionRequest, bad_words: tuple[tuple[int, ...], ...], facts: ModelFacts
+    request: GenerationRequest, bad_words: tuple[tuple[int, ...], ...], facts: ModelFacts
 ) -> SamplingParams:
+    """All but the seed and the length, which ``build_requests`` fills in."""
     speculation = request.speculation
-    logprobs = request.logprobs
-    if request.best_of is not None and request.best_of > request.n and logprobs is None:
-        logprobs = 0  # the best are chosen by it
-    prompt_logprobs = [
-        count for count in (request.prompt_logprobs, request.logprobs if request.echo else None) if count is not None
-    ]
     return SamplingParams(
         seed=0,
-        max_tokens=request.max_tokens,
+        max_tokens=0,
         temperature=request.temperature,
         top_p=request.top_p,
         top_k=max(request.top_k, 0),
@@ -328,8 +364,8 @@ def _sampling_params(
             None if request.allowed_token_ids is None else tuple(sorted(set(request.allowed_token_ids)))
         ),
         bad_words=bad_words,
-        logprobs=logprobs,
-        prompt_logprobs=max(prompt_logprobs, default=None),
+        logprobs=request.num_logprobs,
+        prompt_logprobs=request.num_prompt_logprobs,
         num_speculative_tokens=None if speculation is None else speculation.num_speculative_tokens,
         drafter=None if speculation is None else speculation.drafter,
     )
@@ -338,7 +374,7 @@ def _sampling_params(
 async def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """Each word as it is tokenized at the start of a text and after a space."""
     texts = [text for word in words for text in (word, " " + word.lstrip())]
-    encoded = await _encode(texts, False, tokenizer)
+    encoded = await encode_texts(texts, False, tokenizer)
     for text, ids in zip(texts, encoded, strict=True):
         if not ids:
             raise bad_request(f"bad_words holds {shorten(text)}, which has no tokens", "bad_words")
