@@ -74,6 +74,24 @@ class Tokenizer:
                 ids.append(list(self._hf.encode(text, add_special_tokens=add_special_tokens)))
         return ids
 
+    def encode_ordinary(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text as what it says, never as what it stands for: no added token is recognised.
+
+        A vocabulary may spell an added token in its own pieces; such a text is encoded character by character.
+        """
+        found = []
+        for text, ids in zip(texts, self._encode_without_added(texts), strict=True):
+            if len(text) > 1 and not self._control_ids.isdisjoint(ids):
+                ids = [token_id for piece in self._encode_without_added(list(text)) for token_id in piece]
+            found.append(ids)
+        return found
+
+    def _encode_without_added(self, texts: Sequence[str]) -> list[list[int]]:
+        if self._plain is not None:
+            return [list(each.ids) for each in self._plain.encode_batch_fast(list(texts), add_special_tokens=False)]
+        with self._lock:
+            return [list(self._hf.encode(text, add_special_tokens=False, split_special_tokens=True)) for text in texts]
+
     def chat_text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None) -> str:
         """``messages`` in the model's chat template, open for the assistant's answer.
 
@@ -103,6 +121,14 @@ class Tokenizer:
             return str(
                 self._hf.decode(known, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
             )
+
+    def decode_many(self, lists: Sequence[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
+        """``decode`` of each list. With a Rust backend, other threads run meanwhile."""
+        if self._rust is not None:
+            # The call for a single list would hold the GIL.
+            found = self._rust.decode_batch([list(ids) for ids in lists], skip_special_tokens=skip_special_tokens)
+            return [str(text) for text in found]
+        return [self.decode(ids, skip_special_tokens) for ids in lists]
 
     def token_piece(self, token_id: int) -> str | None:
         """The vocabulary's own spelling, e.g. ``"Ġworld"``; None for an id without a piece."""
@@ -155,6 +181,39 @@ class Tokenizer:
         return frozenset(int(i) for i in self._hf.all_special_ids) | frozenset(
             i for i, token in self._added.items() if token.special
         )
+
+    @property
+    def serialized(self) -> str | None:
+        """The tokenizer as the text of a tokenizer.json; None for a tokenizer written in Python."""
+        return None if self._rust is None else str(self._rust.to_str())
+
+    @property
+    def chat_templates(self) -> dict[str, str]:
+        """The model's chat templates (Jinja) by name; the usual one is ``default``. Empty without any."""
+        found = getattr(self._hf, "chat_template", None) or {}
+        return {"default": found} if isinstance(found, str) else {str(name): str(text) for name, text in found.items()}
+
+    @cached_property
+    def special_token_names(self) -> dict[str, Any]:
+        """What a chat template knows its special tokens by, e.g. ``bos_token``: a text, or a list of texts."""
+        return dict(self._hf.special_tokens_map)
+
+    @cached_property
+    def control_tokens(self) -> dict[str, bool]:
+        """The spellings that ``encode`` takes for one added token, but for white space; True for special ones."""
+        return {str(self._added[i].content): bool(self._added[i].special) for i in sorted(self._control_ids)}
+
+    @cached_property
+    def _control_ids(self) -> frozenset[int]:
+        return frozenset(i for i, token in self._added.items() if token.content.strip(" \t\r\n\u2581"))
+
+    @cached_property
+    def _plain(self) -> Any:
+        """A second copy of the Rust tokenizer that knows no added tokens; None without a Rust tokenizer."""
+        if self._rust is None:
+            return None
+        with self._lock:
+            return tokenizers.Tokenizer.from_str(json.dumps({**json.loads(self._rust.to_str()), "added_tokens": []}))
 
     @property
     def backend(self) -> Any:

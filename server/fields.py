@@ -5,7 +5,7 @@ Each check raises ValueError with the rest of a sentence that begins with the fi
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
@@ -138,18 +138,26 @@ def _members(value: object) -> str:
 
 
 # Plain: what is checked here in full, pydantic need not go through again, holding up all other threads.
-_STRINGS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
-_ID_LIST = {"type": "array", "items": {"type": "integer"}}
+def _strings(longest: int, most: int | None = None) -> dict[str, Any]:
+    """JSON schema of a string or a list of strings."""
+    string = {"type": "string", "minLength": 1, "maxLength": longest}
+    return {"anyOf": [string, {"type": "array", "items": string} | ({} if most is None else {"maxItems": most})]}
+
+
+_ID = {"type": "integer", "minimum": 0}
+_ID_LIST = {"type": "array", "items": _ID}
+_TEXT_PROMPT = {"type": "string", "minLength": 1}
+_ID_PROMPT = {**_ID_LIST, "minItems": 1}
 Prompts = Annotated[
     tuple[Prompt, ...],
     PlainValidator(_check_prompt),
     WithJsonSchema(
         {
             "anyOf": [
-                {"type": "string"},
-                {"type": "array", "items": {"type": "string"}},
-                _ID_LIST,
-                {"type": "array", "items": _ID_LIST},
+                _TEXT_PROMPT,
+                {"type": "array", "items": _TEXT_PROMPT, "minItems": 1},
+                _ID_PROMPT,
+                {"type": "array", "items": _ID_PROMPT, "minItems": 1},
             ]
         }
     ),
@@ -157,12 +165,23 @@ Prompts = Annotated[
 Bias = Annotated[
     tuple[tuple[int, float], ...],
     PlainValidator(_check_logit_bias),
-    WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}}),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+            "maxProperties": MAX_LOGIT_BIAS,
+        }
+    ),
 ]
-Stop = Annotated[tuple[str, ...], PlainValidator(_check_stop), WithJsonSchema(_STRINGS)]
-BadWords = Annotated[tuple[str, ...], PlainValidator(_check_bad_words), WithJsonSchema(_STRINGS)]
+Stop = Annotated[tuple[str, ...], PlainValidator(_check_stop), WithJsonSchema(_strings(MAX_STRING))]
+BadWords = Annotated[
+    tuple[str, ...], PlainValidator(_check_bad_words), WithJsonSchema(_strings(MAX_BAD_WORD, MAX_BAD_WORDS))
+]
 Ids = Annotated[tuple[int, ...], PlainValidator(_check_ids), WithJsonSchema(_ID_LIST)]
-StopIds = Annotated[tuple[int, ...], PlainValidator(_check_stop_ids), WithJsonSchema(_ID_LIST)]
+StopIds = Annotated[
+    tuple[int, ...], PlainValidator(_check_stop_ids), WithJsonSchema({**_ID_LIST, "maxItems": MAX_TOKEN_IDS})
+]
 _PART = {
     "type": "object",
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
@@ -172,6 +191,8 @@ _PART = {
 Content = Annotated[
     str,
     PlainValidator(_check_content),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _PART, "minItems": 1}]}),
+    WithJsonSchema(
+        {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART, "minItems": 1, "maxItems": MAX_PARTS}]}
+    ),
 ]
 Inert = Annotated[str, Field(max_length=MAX_STRING)]

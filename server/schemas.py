@@ -18,7 +18,7 @@ MAX_LOGPROBS = 20
 MAX_MEMBERS = 16  # in an object other than logit_bias
 INT32_MAX = 2**31 - 1
 
-Request = TypeVar("Request", bound="GenerationRequest")
+Request = TypeVar("Request", bound="Strict")
 
 
 class Strict(BaseModel):
@@ -186,7 +186,7 @@ def parse_request(
         request = kind.model_validate(given)
     except ValidationError as exc:
         raise _as_bad_request(exc, objects) from None
-    if request.stream_options is not None and not request.stream:
+    if isinstance(request, GenerationRequest) and request.stream_options is not None and not request.stream:
         raise bad_request("stream_options needs stream to be true", "stream_options")
     return request
 

@@ -81,10 +81,14 @@ class Service:
             **asdict(status),
         }
 
-    def check_admission(self, num_requests: int) -> None:
-        """Raises APIError 503 if so many more would not be taken now. Before anything is tokenized."""
+    def check_open(self) -> None:
+        """Raises APIError 503 if the server is shutting down."""
         if self.draining:
             raise self.refusal(ShuttingDown("the server is shutting down"))
+
+    def check_admission(self, num_requests: int) -> None:
+        """Raises APIError 503 if so many more would not be taken now. Before anything is tokenized."""
+        self.check_open()
         try:
             self.engine.check_accepting()
             self.engine.scheduler.check_room(num_requests)

@@ -13,8 +13,10 @@ from fastapi import APIRouter, Request, Response
 from server.body import read_json_object
 from server.completion import begin_completion
 from server.errors import APIError
-from server.schemas import CompletionRequest, parse_completion
+from server.openapi import POST, describe
+from server.schemas import NOT_SUPPORTED, CompletionRequest, parse_completion
 from server.service import Service
+from server.shapes import CompletionAnswer, CompletionChunk
 from server.sse import EventStream, dump_json
 
 logger = logging.getLogger("truedraft.completions")
@@ -24,10 +26,11 @@ CLIENT_CLOSED_REQUEST = 499  # nobody reads it; the log does
 
 def completions_router(service: Service) -> APIRouter:
     router = APIRouter()
-    schema = CompletionRequest.model_json_schema()
-    body = {"required": True, "content": {"application/json": {"schema": schema}}}
+    described = describe(
+        CompletionAnswer, body=CompletionRequest, refused=NOT_SUPPORTED, chunk=CompletionChunk, errors=POST
+    )
 
-    @router.post("/v1/completions", tags=["completions"], openapi_extra={"requestBody": body})
+    @router.post("/v1/completions", tags=["completions"], **described)
     async def create_completion(request: Request) -> Response:
         """Complete a prompt, or several."""
         settings = service.settings

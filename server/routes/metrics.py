@@ -5,13 +5,14 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 
 from server.metrics import CONTENT_TYPE
+from server.openapi import describe
 from server.service import Service
 
 
 def metrics_router(service: Service) -> APIRouter:
     router = APIRouter(tags=["status"])
 
-    @router.get("/metrics")
+    @router.get("/metrics", **describe(None, text="text/plain"))
     async def metrics() -> Response:
         # Whatever a scraper asks for, it gets the same format: OpenMetrics would rename the counters.
         return Response(service.metrics.render(), headers={"Content-Type": CONTENT_TYPE})

@@ -7,7 +7,9 @@ from typing import Any
 from fastapi import APIRouter
 
 from server.errors import APIError, shorten
+from server.openapi import describe
 from server.service import Service
+from server.shapes import ModelCard, ModelList
 
 
 def models_router(service: Service) -> APIRouter:
@@ -23,11 +25,11 @@ def models_router(service: Service) -> APIRouter:
         for name in service.facts.names
     }
 
-    @router.get("/v1/models")
+    @router.get("/v1/models", **describe(ModelList))
     async def list_models() -> dict[str, Any]:
         return {"object": "list", "data": list(cards.values())}
 
-    @router.get("/v1/models/{model:path}")
+    @router.get("/v1/models/{model:path}", **describe(ModelCard, errors=(400, 404, 500)))
     async def get_model(model: str) -> dict[str, Any]:
         if model not in cards:
             raise APIError(404, f"the model {shorten(model)} does not exist", param="model", code="model_not_found")

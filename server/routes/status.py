@@ -7,7 +7,9 @@ from typing import Any
 from fastapi import APIRouter
 
 from server.errors import unavailable
+from server.openapi import describe
 from server.service import Service
+from server.shapes import ServerInfo, Status, Version
 from server.version import VERSION
 
 
@@ -15,13 +17,13 @@ def status_router(service: Service) -> APIRouter:
     router = APIRouter(tags=["status"])
 
     @router.head("/live", include_in_schema=False)
-    @router.get("/live")
+    @router.get("/live", **describe(Status))
     async def live() -> dict[str, str]:
         """The process answers."""
         return {"status": "alive"}
 
     @router.head("/health", include_in_schema=False)
-    @router.get("/health")
+    @router.get("/health", **describe(Status, errors=(500, 503)))
     async def health() -> dict[str, str]:
         """200 if new requests are welcome, else 503 with the reason."""
         reason = service.unready_reason
@@ -29,11 +31,11 @@ def status_router(service: Service) -> APIRouter:
             raise unavailable("not_ready", reason, retry_after=5)
         return {"status": "ready"}
 
-    @router.get("/version")
+    @router.get("/version", **describe(Version))
     async def version() -> dict[str, str]:
         return {"version": VERSION}
 
-    @router.get("/v1/server_info")
+    @router.get("/v1/server_info", **describe(ServerInfo))
     async def server_info() -> dict[str, Any]:
         return {**service.info, "speculation": service.speculation_info, "audit": service.audit_info}
 

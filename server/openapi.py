@@ -1,0 +1,118 @@
+"""What /docs and /openapi.json say: each body, answer and error of an operation, declared beside its route."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+
+from server.shapes import ErrorAnswer
+
+_REASONS = {
+    400: "A parameter or the body is wrong; `param` names it",
+    404: "There is no such model or path",
+    405: "The path does not take this method",
+    408: "The body did not arrive in time",
+    413: "The body is too large",
+    415: "The body is not plain JSON",
+    500: "The server failed",
+    503: "The server takes no requests now; see `Retry-After`",
+}
+ANY = (500,)
+POST = (400, 404, 408, 413, 415, 500, 503)
+_SCHEMAS = "#/components/schemas/"
+
+
+def describe(
+    answer: type[BaseModel] | None,
+    *,
+    body: type[BaseModel] | Iterable[type[BaseModel]] | None = None,
+    refused: Collection[str] = (),
+    chunk: type[BaseModel] | None = None,
+    text: str | None = None,
+    errors: Iterable[int] = ANY,
+) -> dict[str, Any]:
+    """Keyword arguments of a route.
+
+    ``answer`` is the JSON answer's shape, ``text`` the media type of one that is no JSON, ``chunk`` the shape of an
+    event of a streamed one. ``body`` is what the body may be, one or the other; ``refused``: its fields that are
+    refused unless they are null.
+    """
+    content: dict[str, Any] = {} if text is None else {text: {"schema": {"type": "string"}}}
+    if chunk is not None:
+        content["text/event-stream"] = {
+            "schema": {"type": "string", "description": f"Events of {chunk.__name__}, then `data: [DONE]`"}
+        }
+    ok: dict[str, Any] = {"description": "OK"} | ({"content": content} if content else {})
+    if answer is not None:
+        ok["model"] = answer
+    responses: dict[int | str, dict[str, Any]] = {200: ok}
+    for status in errors:
+        responses[status] = {"model": ErrorAnswer, "description": _REASONS[status]}
+    described: dict[str, Any] = {"responses": responses}
+    if body is not None:
+        bodies = (body,) if isinstance(body, type) else tuple(body)
+        schemas = [_body_schema(each, refused) for each in bodies]
+        schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+        described["openapi_extra"] = {
+            "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}
+        }
+    return described
+
+
+def _body_schema(body: type[BaseModel], refused: Collection[str]) -> dict[str, Any]:
+    """Its fields may be null where they may be left out: a null stands for the default."""
+    schema = body.model_json_schema()
+    for name, field in schema["properties"].items():
+        if name not in schema.get("required", ()) and {"type": "null"} not in field.get("anyOf", ()):
+            notes = {key: field.pop(key) for key in ("title", "default", "description") if key in field}
+            schema["properties"][name] = {"anyOf": [dict(field), {"type": "null"}], **notes}
+    schema["properties"] |= {name: {"type": "null", "description": "Not supported"} for name in refused}
+    return schema
+
+
+def install(app: FastAPI, chunks: Iterable[type[BaseModel]] = ()) -> None:
+    """Make ``app`` serve this description. ``chunks``: shapes that no answer refers to."""
+
+    def document() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            made = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+            for chunk in chunks:
+                made["components"]["schemas"][chunk.__name__] = chunk.model_json_schema()
+            app.openapi_schema = _tidy(made)
+        return app.openapi_schema
+
+    app.openapi = document  # type: ignore[method-assign]
+
+
+def _tidy(document: dict[str, Any]) -> dict[str, Any]:
+    """Definitions in one place, and nothing of FastAPI's own validation, which answers in our form."""
+    document = json.loads(json.dumps(document).replace('"#/$defs/', f'"{_SCHEMAS}'))
+    components = document["components"]["schemas"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        components.pop(name, None)
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
+    _collect(document, components)
+    return document
+
+
+def _collect(value: Any, components: dict[str, Any]) -> None:
+    if isinstance(value, dict):
+        definitions = value.pop("$defs", {})
+        for name, definition in definitions.items():
+            components.setdefault(name, definition)
+            _collect(definition, components)
+        if "$ref" in value and len(value) > 1:  # what FastAPI took from the annotation says less
+            for key in [key for key in value if key != "$ref"]:
+                del value[key]
+        for each in list(value.values()):
+            _collect(each, components)
+    elif isinstance(value, list):
+        for each in value:
+            _collect(each, components)

@@ -1,0 +1,46 @@
+"""POST /tokenize and /detokenize: what a text is to the model, without running it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from server.body import read_json_object
+from server.openapi import POST, describe
+from server.service import Service
+from server.shapes import TextAnswer, TokensAnswer
+from server.sse import dump_json
+from server.tokenizing import (
+    DetokenizeRequest,
+    TokenizeRequest,
+    detokenize,
+    parse_detokenize,
+    parse_tokenize,
+    tokenize,
+)
+
+
+def tokenize_router(service: Service) -> APIRouter:
+    router = APIRouter(tags=["tokens"])
+    max_bytes, deadline = service.settings.max_body_bytes, service.settings.body_timeout
+
+    @router.post("/tokenize", **describe(TokensAnswer, body=TokenizeRequest, errors=POST))
+    async def create_tokens(request: Request) -> Response:
+        """The ids of a text."""
+        parsed = await read_json_object(request, max_bytes=max_bytes, deadline=deadline, parse=parse_tokenize)
+        service.check_open()
+        return _json(await tokenize(parsed, service.tokenizer, service.facts))
+
+    @router.post("/detokenize", **describe(TextAnswer, body=DetokenizeRequest, errors=POST))
+    async def create_text(request: Request) -> Response:
+        """The text of ids."""
+        parsed = await read_json_object(request, max_bytes=max_bytes, deadline=deadline, parse=parse_detokenize)
+        service.check_open()
+        return _json(await detokenize(parsed, service.tokenizer, service.facts))
+
+    return router
+
+
+def _json(answer: dict[str, Any]) -> Response:
+    return Response(dump_json(answer), media_type="application/json")
