@@ -20,6 +20,7 @@ from model.kernels import KernelsChoice, get_kernels
 from scheduler.config import SchedulerConfig
 from scheduler.request import ChoiceEvent, ChoiceSpec, ChoiceTiming, EngineRequest, TextDecision
 from scheduler.scheduler import Scheduler
+from specdec.constraint import TokenConstraint
 from specdec.draft_length.measure import measure_step_cost
 from specdec.drafters.base import Drafter
 from specdec.params import SamplingParams
@@ -92,7 +93,7 @@ class OfflineEngine:
     """Owns a pool and storage for ``executor`` (which it re-binds). One caller at a time.
 
     ``drafter`` replaces those that ``config`` names, and so does all that ``speculate`` builds; ``draft`` is a draft
-    model; ``measure`` says what a step costs.
+    model; ``measure`` says what a step costs. Requests with a grammar need a ``constraint``.
     Requests get seq_id 0, 1, .. in the order in which they come.
     """
 
@@ -106,6 +107,7 @@ class OfflineEngine:
         draft: Executor | None = None,
         measure: Measure = measure_step_cost,
         speculate: Speculate | None = None,
+        constraint: TokenConstraint | None = None,
     ) -> None:
         self.ledger = Ledger(num_blocks, config.block_size) if config.ledger else None
         self.manager = KVCacheManager(
@@ -144,6 +146,7 @@ class OfflineEngine:
             drafters=speculation.drafters if speculation else {},
             default_drafter=speculation.default_drafter if speculation else None,
             sampler=sampler,
+            constraint=constraint,
             controller=speculation.controller if speculation else None,
             auto=speculation.auto if speculation else (),
             ledger=self.ledger,

@@ -21,5 +21,16 @@ class TokenConstraint(Protocol):
         All of ``drafts`` were allowed in turn.
         """
 
+    def num_allowed(self, sequence: Sequence, drafts: Seq[int]) -> int:
+        """How many of ``drafts`` may follow ``sequence.tokens`` in turn: the others need not be verified.
+
+        A constraint that cannot tell keeps them all.
+        """
+        return len(drafts)
+
+    def forced(self, sequence: Sequence, limit: int) -> list[int]:
+        """At most ``limit`` ids that should follow ``sequence.tokens`` because little else may: a draft, no more."""
+        return []
+
     def release(self, seq_id: int) -> None:
         """Forget the sequence; unknown ids are fine."""

@@ -6,11 +6,13 @@ import logging
 from collections.abc import Container, Mapping
 
 from kvcache.violation import LedgerError
+from specdec.constraint import TokenConstraint
 from specdec.drafters.base import CostlyDrafter, Drafter, DraftRequest
 from specdec.drafters.draft import Draft
-from specdec.drafters.registry import AUTO
+from specdec.drafters.forced import FORCED, ForcedDrafter
+from specdec.drafters.registry import AUTO, NOTHING
 from specdec.drafters.scored import ScoringDrafter
-from specdec.params import SamplingParams
+from specdec.errors import SamplingError
 from specdec.sequence import Sequence
 
 logger = logging.getLogger(__name__)
@@ -26,6 +28,9 @@ class Drafting:
     A drafter that raises or answers nonsense costs its sequences its drafts for this step; ``num_failures`` counts it
     and the log says why. Only what the ledger finds wrong in a drafter's forward is raised. Raises ValueError for a
     default that is no drafter, or for a drafter named ``AUTO``.
+
+    Who is under ``constraint`` has what it forces as one more drafter, beside those that draft for it; and of every
+    draft only what the constraint allows is left.
     """
 
     def __init__(
@@ -34,6 +39,7 @@ class Drafting:
         default_drafter: str | None,
         vocab_size: int,
         auto: Container[str] | None = None,
+        constraint: TokenConstraint | None = None,
     ) -> None:
         if AUTO in drafters:
             raise ValueError(f"no drafter is named {AUTO!r}")
@@ -43,7 +49,10 @@ class Drafting:
         self._default = default_drafter
         self._auto = tuple(name for name in drafters if auto is None or name in auto)
         self._vocab_size = vocab_size
-        self._scoring = {name: d for name, d in drafters.items() if isinstance(d, ScoringDrafter)}
+        self._constraint = constraint
+        if constraint is not None:
+            self._drafters[FORCED] = ForcedDrafter(constraint)
+        self._scoring = {name: d for name, d in self._drafters.items() if isinstance(d, ScoringDrafter)}
         self.costly = {name: d for name, d in drafters.items() if isinstance(d, CostlyDrafter)}
         self.num_failures = 0
 
@@ -51,26 +60,33 @@ class Drafting:
     def drafters(self) -> Mapping[str, Drafter]:
         return self._drafters
 
-    def names_of(self, params: SamplingParams) -> tuple[str, ...]:
+    def names_of(self, sequence: Sequence) -> tuple[str, ...]:
         """The drafters of a sequence; none without one (or with a name that nobody has)."""
-        name = params.drafter if params.drafter is not None else self._default
-        if name == AUTO:
-            return self._auto
-        return (name,) if name in self._drafters else ()
+        asked = sequence.params.drafter
+        name = asked if asked is not None else self._default
+        own = self._auto if name == AUTO else (name,) if name in self._drafters and name is not None else ()
+        drafts = any(name != NOTHING for name in own)
+        return (*own, FORCED) if drafts and self._constrained(sequence) else own
+
+    def _constrained(self, sequence: Sequence) -> bool:
+        return self._constraint is not None and self._constraint.applies(sequence)
 
     def propose(self, name: str, requests: list[DraftRequest]) -> list[Draft]:
-        """Drafts of drafter ``name``: at most ``max_drafts`` long, cut before the first id outside the vocabulary."""
+        """Drafts of drafter ``name``: at most ``max_drafts`` long, cut before the first id that cannot come."""
         drafter = self._drafters[name]
         try:
             answers = self._ask(name, drafter, requests)
             if len(answers) != len(requests):
                 raise ValueError(f"{len(answers)} answers to {len(requests)} requests")
-            return [self._cut(a, r.max_drafts) for a, r in zip(answers, requests, strict=True)]
+            drafts = [self._cut(a, r.max_drafts) for a, r in zip(answers, requests, strict=True)]
         except LedgerError:
             raise
         except Exception:
             self._failed(drafter, "propose")
             return [Draft(name)] * len(requests)
+        if name == FORCED:
+            return drafts
+        return [self._allowed(draft, r.sequence) for draft, r in zip(drafts, requests, strict=True)]
 
     def round_seconds(self, name: str, rows: int) -> float:
         """What a round of costly drafter ``name`` should take; very long if it cannot say."""
@@ -94,7 +110,7 @@ class Drafting:
 
     def update(self, sequence: Sequence, num_emitted: int) -> None:
         """Tell the sequence's drafters what was emitted."""
-        for name in self.names_of(sequence.params):
+        for name in self.names_of(sequence):
             try:
                 self._drafters[name].update(sequence, num_emitted)
             except Exception:
@@ -113,6 +129,14 @@ class Drafting:
         if scoring is None:
             return [Draft(name, tuple(ids)) for ids in drafter.propose(requests)]
         return [Draft(name, tuple(d.token_ids), tuple(d.cumulative)) for d in scoring.propose_scored(requests)]
+
+    def _allowed(self, draft: Draft, sequence: Sequence) -> Draft:
+        if self._constraint is None or not draft.token_ids or not self._constraint.applies(sequence):
+            return draft
+        try:
+            return draft.cut(self._constraint.num_allowed(sequence, draft.token_ids))
+        except SamplingError:  # the target's own token will say so
+            return draft.cut(0)
 
     def _cut(self, draft: Draft, limit: int) -> Draft:
         kept: list[int] = []

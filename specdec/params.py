@@ -29,6 +29,7 @@ class SamplingParams:
     stop_token_ids: frozenset[int] = frozenset()
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()  # token-id sequences that must not appear
+    grammar: str | None = None  # what the whole output must be, see specdec.grammar.text
     logprobs: int | None = None  # None: no logprobs; n: the sampled token and the n best
     prompt_logprobs: int | None = None
     num_speculative_tokens: int | None = None  # None: the server's; 0: off for this sequence
@@ -50,5 +51,6 @@ class SamplingParams:
             and not self.logit_bias
             and self.allowed_token_ids is None
             and not self.bad_words
+            and self.grammar is None
             and self.min_tokens == 0
         )

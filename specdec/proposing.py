@@ -11,6 +11,7 @@ from specdec.draft_length.controller import Ask, DraftLengthController
 from specdec.draft_length.lengths import Choice
 from specdec.drafters.base import DraftRequest
 from specdec.drafters.draft import Draft
+from specdec.drafters.forced import FORCED
 from specdec.drafters.registry import AUTO
 from specdec.drafting import Drafting
 from specdec.sequence import Sequence
@@ -53,7 +54,7 @@ class Proposing:
         """A draft for each wish, empty if none pays, and what is expected of a step that has ``rows`` rows and emits
         ``tokens`` without drafts."""
         controller = self._controller
-        names = [self._drafting.names_of(wish.sequence.params) for wish in wishes]
+        names = [self._drafting.names_of(wish.sequence) for wish in wishes]
         if controller is None:
             return self._of_the_first(wishes, names), None
         due = [wish.fixed or controller.due(wish.sequence.seq_id) for wish in wishes]
@@ -99,12 +100,19 @@ class Proposing:
             self._controller.release(seq_id)
 
     def _of_the_first(self, wishes: Seq[Wish], names: Seq[tuple[str, ...]]) -> list[Draft]:
+        """Each sequence's own drafter, or what a constraint forces where that drafter does not see it."""
         drafts = [Draft("")] * len(wishes)
         for name in dict.fromkeys(own[0] for own in names if own):
             indices = [i for i, own in enumerate(names) if own and own[0] == name]
             requests = [DraftRequest(wishes[i].sequence, wishes[i].max_drafts) for i in indices]
             for i, draft in zip(indices, self._drafting.propose(name, requests), strict=True):
                 drafts[i] = draft
+        indices = [i for i, own in enumerate(names) if FORCED in own]
+        if indices:
+            requests = [DraftRequest(wishes[i].sequence, wishes[i].max_drafts) for i in indices]
+            for i, forced in zip(indices, self._drafting.propose(FORCED, requests), strict=True):
+                if drafts[i].token_ids[: len(forced.token_ids)] != forced.token_ids:
+                    drafts[i] = forced  # unless the drafter knew it, and what follows
         return drafts
 
     def _cheap(self, wishes: Seq[tuple[Wish, tuple[str, ...]]]) -> list[list[Draft]]:

@@ -111,7 +111,7 @@ class SpeculativeStep:
         self._manager = manager
         self._storage = storage
         self._vocab_size = info.num_token_ids
-        self._drafting = Drafting(drafters, default_drafter, self._vocab_size, auto)
+        self._drafting = Drafting(drafters, default_drafter, self._vocab_size, auto, constraint)
         self._proposing = Proposing(self._drafting, default_drafter, controller)
         self._default_k = default_k
         self._sampler = sampler if sampler is not None else Sampler()
@@ -264,15 +264,19 @@ class SpeculativeStep:
             one.logprobs = self._score(logits, rows, one.sample_row, one.verdict.token_ids, params.logprobs)
         rival, emitted = one.item.rival, one.verdict.token_ids
         if rival is not None and not one.drafts and emitted and emitted[0] != rival:
-            state = None if params.plain else self._state(sequence)
+            constrained = self._constrained(sequence)
+            mask = self._constraint.mask(sequence, ()) if self._constraint and constrained else None
+            state = self._state(sequence) if constrained or not params.plain else None
             row = rows[one.sample_row]
-            one.rival_gap = rival_gap(row, params, sequence.num_output_tokens, emitted[0], rival, state)
+            one.rival_gap = rival_gap(row, params, sequence.num_output_tokens, emitted[0], rival, state, mask)
 
     def _target(self, one: _Work, rows: Rows, tokens: dict[int, int]) -> Callable[[int], int]:
         """The target's token by row, sampled only when asked for, unless a batch call has sampled it already."""
         sequence, params, first = one.sequence, one.sequence.params, one.sample_row
         t = sequence.num_output_tokens
         constrained = self._constrained(sequence)
+        if params.grammar is not None and not constrained:
+            raise SamplingError("structured output is not available for this model")
         if params.plain and not constrained:
 
             def plain(i: int) -> int:

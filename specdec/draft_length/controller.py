@@ -257,15 +257,17 @@ class DraftLengthController:
     def _look_at_costs(self, chances: Seq[Seq[float]], choice: Choice, rows: int) -> Choice:
         """Verify one more token of a promising draft for what was saved, though it should not pay: rows that no step
         has are not known to be dear, only thought to be."""
+        rows += sum(choice.lengths)
+        if self.cost.is_known(rows + 1):
+            return choice
+        price = self.cost.seconds(rows + 1) - self.cost.seconds(rows)
+        if _LOOK_PRICE * price > self._saved:
+            return choice
         chance, s = max(
             ((c[n], -s) for s, (c, n) in enumerate(zip(chances, choice.lengths, strict=True)) if n < len(c)),
             default=(0.0, 0),
         )
-        rows += sum(choice.lengths)
-        if chance < _WORTH_A_LOOK or self.cost.is_known(rows + 1):
-            return choice
-        price = self.cost.seconds(rows + 1) - self.cost.seconds(rows)
-        if _LOOK_PRICE * price > self._saved:
+        if chance < _WORTH_A_LOOK:
             return choice
         self._saved -= _LOOK_PRICE * price
         lengths = tuple(length + (i == -s) for i, length in enumerate(choice.lengths))

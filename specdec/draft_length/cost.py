@@ -32,7 +32,7 @@ class StepCost:
             raise ValueError(f"a step takes some time, got {points}")
         self._rows = rows
         self._measured = [seconds for _, seconds in points]
-        self._shape = [1.0] * len(points)  # corrections of single points; their geometric mean stays 1
+        self._shape = [1.0] * len(points)  # corrections of single points
         self._met = [0.0] * len(points)  # steps near each point
         self._shared = 1.0
         self._curve = self._rising()
@@ -74,9 +74,6 @@ class StepCost:
             rate = max(_POINT_RATE, _FIRST_RATE / (1.0 + self._met[point] / 3.0))
             self._shape[point] *= math.exp(rate * share * surprise)
             self._met[point] += share
-        mean = math.exp(sum(map(math.log, self._shape)) / len(self._shape))
-        self._shape = [factor / mean for factor in self._shape]
-        self._shared *= mean
         self._curve = self._rising()
 
     def _rising(self) -> list[float]:

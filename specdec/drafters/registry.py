@@ -9,10 +9,12 @@ from specdec.drafters.ngram import NgramDrafter
 from specdec.drafters.suffix import SuffixDrafter
 from specdec.drafters.synthetic import EmptyDrafter, RandomDrafter
 
+NOTHING = "none"  # drafts nothing
+
 _BUILDERS: dict[str, Callable[[int], Drafter]] = {
     "ngram": lambda vocab_size: NgramDrafter(vocab_size=vocab_size),
     "random": lambda vocab_size: RandomDrafter(0, vocab_size),
-    "none": lambda vocab_size: EmptyDrafter(),
+    NOTHING: lambda vocab_size: EmptyDrafter(),
     "suffix": lambda vocab_size: SuffixDrafter(vocab_size=vocab_size),
 }
 

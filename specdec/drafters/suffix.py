@@ -30,7 +30,6 @@ from specdec.sequence import Sequence
 
 _START, _PREDICTION_END = -1, -2  # no other text may hold these
 _TAIL = 8  # tokens compared to notice that a sequence's tokens were changed
-_UPDATE_INSERTS = 64  # tokens that an update takes into a tree, far more than a step emits
 _MAX_BYTES_PER_TOKEN = BYTES_PER_TEXT_ENTRY + MAX_BYTES_PER_OCCURRENCE
 
 
@@ -168,15 +167,12 @@ class SuffixDrafter:
         return [self._propose(request.sequence, request.max_drafts) for request in requests]
 
     def update(self, sequence: Sequence, num_emitted: int) -> None:
-        """Take in what was emitted; a sequence that never drafts only feeds the store."""
+        """See what became of the draft and feed the store; the own text grows when the sequence is asked again."""
         tokens = sequence.tokens
         track = self._follow(sequence, len(tokens) - num_emitted)
         if track.draft is not None:
             draft, track.draft = track.draft, None
             self.reliability.record(draft.token_ids, draft.cumulative, tokens[len(tokens) - num_emitted :])
-        if track.tree is not None:
-            self._grow(track, _UPDATE_INSERTS)
-        track.see()
         if track.salt is not None:
             self._store(track, track.salt, self.store.unit_tokens + self.store.ahead_tokens)
 

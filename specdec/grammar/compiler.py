@@ -1,0 +1,115 @@
+"""Grammars compiled by llguidance for one tokenizer. Imports no torch: the process that checks grammars uses it too."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+MAX_GRAMMAR_BYTES = 128 * 1024
+# About 1 kB each, kept by every sequence: a schema of an everyday kind needs some hundreds.
+MAX_LEXER_STATES = 20_000
+# What a compiled grammar should keep, in bytes: for itself, and for each byte of its text (measured, rounded up).
+_FIXED_BYTES, _BYTES_PER_BYTE = 256 * 1024, 64
+
+
+class GrammarError(ValueError):
+    """A grammar that cannot be used; the message is one line, for the client."""
+
+
+class NoGrammars(Exception):
+    """This tokenizer cannot be had for grammars; the message is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerText:
+    """All that a compiler is built from; picklable."""
+
+    tokenizer: str  # tokenizer.json
+    vocab_size: int  # width of a logits row
+    eos_token_ids: tuple[int, ...]
+
+
+class GrammarCompiler:
+    """Compiles for one tokenizer; safe from several threads. Raises NoGrammars if llguidance cannot take it."""
+
+    def __init__(self, text: TokenizerText) -> None:
+        if not text.eos_token_ids:
+            raise NoGrammars("the model has no end-of-text token")
+        try:
+            own = LLTokenizer(text.tokenizer)
+            size = max(own.vocab_size, text.vocab_size)
+            self._tokenizer = LLTokenizer(text.tokenizer, n_vocab=size, eos_token=list(text.eos_token_ids))
+        except BaseException as error:  # a panic of the library's is no Exception
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise
+            raise NoGrammars(f"its tokenizer cannot be used for grammars: {first_line(str(error))}") from error
+        self.vocab_size = text.vocab_size
+        self._limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+
+    def compile(self, grammar: str) -> LLMatcher:
+        """A matcher at the start, its first mask computed. Raises GrammarError if no output can satisfy it."""
+        if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
+            raise GrammarError(f"is larger than {MAX_GRAMMAR_BYTES} bytes")
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
+        if matcher.is_error():
+            raise GrammarError(f"cannot be compiled: {first_line(matcher.get_error())}")
+        matcher.compute_bitmask()
+        if matcher.is_error():
+            error = first_line(matcher.get_error())
+            raise GrammarError("allows no output" if error.startswith("NoExtension") else f"is too complex: {error}")
+        return matcher
+
+
+class GrammarCache:
+    """Compiled grammars by their text, the least recently used leave first. Safe from several threads.
+
+    The newest one stays, however large it is. ``max_bytes`` bounds the sum of estimates.
+    """
+
+    def __init__(self, compiler: GrammarCompiler, max_bytes: int) -> None:
+        self.compiler = compiler
+        self.max_bytes = max_bytes
+        self._held: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._bytes
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, grammar: str) -> bool:
+        return grammar in self._held
+
+    def matcher(self, grammar: str) -> LLMatcher:
+        """A new matcher at the start. Raises GrammarError."""
+        with self._lock:
+            compiled = self._held.get(grammar)
+            if compiled is not None:
+                self._held.move_to_end(grammar)
+                return compiled.deep_copy()
+        compiled = self.compiler.compile(grammar)
+        with self._lock:
+            if grammar not in self._held:
+                self._held[grammar] = compiled
+                self._bytes += estimated_bytes(grammar)
+                while self._bytes > self.max_bytes and len(self._held) > 1:
+                    oldest, _ = self._held.popitem(last=False)
+                    self._bytes -= estimated_bytes(oldest)
+            return compiled.deep_copy()
+
+
+def estimated_bytes(grammar: str) -> int:
+    """What a compiled grammar should keep."""
+    return _FIXED_BYTES + _BYTES_PER_BYTE * len(grammar.encode())
+
+
+def first_line(text: str) -> str:
+    """The first line that says something, bounded."""
+    lines = [line.strip() for line in text.splitlines()]
+    return next((line for line in lines if line), "no reason given")[:300]

@@ -1,0 +1,116 @@
+"""Where one sequence is in its grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+from llguidance import LLMatcher
+
+from specdec.errors import SamplingError
+from specdec.grammar.compiler import GrammarCache, first_line
+from specdec.pipeline import Mask
+
+
+class GrammarTooComplex(SamplingError):
+    """llguidance gave up on a grammar at some position of an output."""
+
+
+class GrammarPlace:
+    """The grammar's state behind some output tokens, which ``move_to`` names.
+
+    That the state depends on these tokens alone is a promise: whatever was tried and taken back leaves no trace. A
+    matcher that fails is made again and asked once more, so that what drafts have cost it is not held against the
+    sequence.
+    """
+
+    def __init__(self, cache: GrammarCache, grammar: str) -> None:
+        self._cache = cache
+        self._grammar = grammar
+        self._matcher: LLMatcher = cache.matcher(grammar)
+        self._tokens: list[int] = []  # consumed
+        self._forced: list[int] = []  # what the grammar forces from output index _forced_at on
+        self._forced_at = 0
+
+    def move_to(self, tokens: Seq[int]) -> None:
+        """The state behind ``tokens``, all of which the grammar allowed in turn. Raises SamplingError if it did not."""
+        wanted = list(tokens)
+        common = _common_prefix(self._tokens, wanted)
+        surplus = len(self._tokens) - common
+        if surplus and not self._matcher.rollback(surplus):
+            self._renew()
+            common = 0
+        del self._tokens[common:]
+        self._consume(wanted[common:])
+
+    def mask(self) -> Mask:
+        """``[V]``: what may follow; an end-of-text token exactly where the grammar accepts. Raises SamplingError."""
+        bits = self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            self._again()
+            bits = self._matcher.compute_bitmask()
+            self._check()
+        size = self._cache.compiler.vocab_size
+        mask: Mask = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=size, bitorder="little").view(np.bool_)
+        return mask
+
+    def num_allowed(self, tokens: Seq[int]) -> int:
+        """How many of ``tokens`` the grammar allows here, one after the other; an end-of-text token may be the last."""
+        allowed = self._matcher.validate_tokens(list(tokens))
+        if self._matcher.is_error():
+            self._again()
+            return 0
+        return allowed
+
+    def forced(self, limit: int) -> list[int]:
+        """At most ``limit`` tokens for the text that must follow, as the tokenizer would write it: a guess at the ids.
+
+        Maybe none; the text that must follow can be written by other tokens too.
+        """
+        position = len(self._tokens)
+        done = position - self._forced_at
+        known = self._forced[done:] if 0 <= done < len(self._forced) else []
+        if not known or self._forced[:done] != self._tokens[self._forced_at :]:
+            self._forced, self._forced_at = self._matcher.compute_ff_tokens(), position
+            if self._matcher.is_error():
+                self._forced = []
+                self._again()
+            known = self._forced
+        return known[:limit]
+
+    def _consume(self, tokens: list[int]) -> None:
+        if not tokens:
+            return
+        if self._matcher.try_consume_tokens(tokens) == len(tokens) and not self._matcher.is_error():
+            self._tokens += tokens
+            return
+        before = self._tokens
+        self._renew()
+        self._tokens = before + tokens
+        consumed = self._matcher.try_consume_tokens(self._tokens)
+        self._check()
+        if consumed < len(self._tokens):
+            raise SamplingError(f"the grammar does not allow the output's token {consumed}")
+
+    def _again(self) -> None:
+        """The same place by a new matcher."""
+        tokens = self._tokens
+        self._renew()
+        self._matcher.try_consume_tokens(tokens)
+        self._check()
+        self._tokens = tokens
+
+    def _renew(self) -> None:
+        self._matcher = self._cache.matcher(self._grammar)
+        self._tokens = []
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            error = first_line(self._matcher.get_error())
+            raise GrammarTooComplex(f"the grammar is too complex at output position {len(self._tokens)}: {error}")
+
+
+def _common_prefix(ours: list[int], theirs: list[int]) -> int:
+    if theirs[: len(ours)] == ours:  # the usual case, at the speed of C
+        return len(ours)
+    return next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
