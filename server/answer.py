@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
 from scheduler.request import ChoiceEvent, ChoiceTiming
 from server.detokenize import IncrementalText
@@ -11,6 +11,23 @@ from server.logprobs import LogprobsBuilder, prompt_logprobs
 from server.resolve import ResolvedCompletion, ResolvedPrompt, Tokenizer
 from server.schemas import CompletionRequest
 from specdec.plan import TokenLogprobs
+
+
+class Choice(Protocol):
+    """One choice of an answer, whatever its endpoint."""
+
+    num_tokens: int  # of its output, so far
+    timing: ChoiceTiming | None  # once it has ended
+
+    def take(self, event: ChoiceEvent, *, keep: bool = True) -> list[dict[str, Any]]:
+        """The event as streamed choices. ``keep``: remember it for ``whole``."""
+
+    def whole(self) -> dict[str, Any]:
+        """All events taken so far, joined."""
+
+    @property
+    def mean_logprob(self) -> float:
+        """Of the output tokens: what the best choices are chosen by, where more are computed than wanted."""
 
 
 class ChoiceAnswer:
@@ -28,8 +45,8 @@ class ChoiceAnswer:
         self._pieces: list[dict[str, Any]] = []
         self._logprob_sum = 0.0
 
-    def take(self, event: ChoiceEvent, *, keep: bool = True) -> dict[str, Any]:
-        """The event as a streamed choice. ``keep``: remember it for ``whole``."""
+    def take(self, event: ChoiceEvent, *, keep: bool = True) -> list[dict[str, Any]]:
+        """The event as one streamed choice. ``keep``: remember it for ``whole``."""
         piece: dict[str, Any] = {
             "index": self.index,
             "text": event.text,
@@ -55,7 +72,7 @@ class ChoiceAnswer:
             self.timing = event.timing
         if keep:
             self._pieces.append(piece)
-        return piece
+        return [piece]
 
     def whole(self) -> dict[str, Any]:
         """Every piece taken so far, joined."""
@@ -111,7 +128,7 @@ def build_choices(
     }
 
 
-def choose_best(choices: dict[int, ChoiceAnswer], num_sampled: int, n: int) -> list[dict[str, Any]]:
+def choose_best(choices: Mapping[int, Choice], num_sampled: int, n: int) -> list[dict[str, Any]]:
     """The ``n`` choices of each prompt with the best mean logprob, best first, with the answer's indices."""
     best: list[dict[str, Any]] = []
     for start in range(0, len(choices), num_sampled):
@@ -123,7 +140,7 @@ def choose_best(choices: dict[int, ChoiceAnswer], num_sampled: int, n: int) -> l
     return best
 
 
-def usage(resolved: ResolvedCompletion, choices: dict[int, ChoiceAnswer]) -> dict[str, Any]:
+def usage(resolved: ResolvedCompletion, choices: Mapping[int, Choice]) -> dict[str, Any]:
     """Each prompt counts once; every computed output token counts, also those of choices that best_of left out.
 
     A prediction counts for each choice that has ended, and in no other number.
@@ -151,7 +168,7 @@ def usage(resolved: ResolvedCompletion, choices: dict[int, ChoiceAnswer]) -> dic
     return counts
 
 
-def request_metrics(choices: dict[int, ChoiceAnswer], per_step: bool = False) -> dict[str, Any] | None:
+def request_metrics(choices: Mapping[int, Choice], per_step: bool = False) -> dict[str, Any] | None:
     """The ``metrics`` object; null for several choices. ``per_step``: with the numbers of every speculative step."""
     if len(choices) != 1:
         return None

@@ -14,13 +14,14 @@ from starlette.types import ASGIApp
 from server.edge import EdgeMiddleware, error_response
 from server.errors import APIError
 from server.openapi import install
+from server.routes.chat import chat_router
 from server.routes.completions import completions_router
 from server.routes.metrics import metrics_router
 from server.routes.models import models_router
 from server.routes.status import status_router
 from server.routes.tokenize import tokenize_router
 from server.service import Service
-from server.shapes import CompletionChunk
+from server.shapes import ChatChunk, CompletionChunk
 from server.version import VERSION
 
 _MESSAGES = {404: "there is no such path", 405: "this path does not take this method"}
@@ -37,6 +38,8 @@ def create_app(service: Service) -> ASGIApp:
         finally:
             await service.engine.shutdown(drain=False)
             await asyncio.to_thread(service.reporter.close)
+            await asyncio.to_thread(service.grammars.close)
+            await asyncio.to_thread(service.chat.close)
 
     app = FastAPI(
         title="Truedraft",
@@ -46,9 +49,9 @@ def create_app(service: Service) -> ASGIApp:
         redoc_url=None,
         redirect_slashes=False,
     )
-    for router in (completions_router, tokenize_router, models_router, status_router, metrics_router):
+    for router in (completions_router, chat_router, tokenize_router, models_router, status_router, metrics_router):
         app.include_router(router(service))
-    install(app, chunks=(CompletionChunk,))
+    install(app, chunks=(CompletionChunk, ChatChunk))
     app.add_exception_handler(APIError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)

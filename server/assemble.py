@@ -26,7 +26,9 @@ from scheduler.scheduler import Scheduler
 from scheduler.stats import StepRecord
 from server.audit_store import AuditStore
 from server.audits import AuditReporter
+from server.chat.template import ChatTemplate
 from server.detokenize import ChoiceText, Decoder
+from server.grammars import Grammars
 from server.metrics import Metrics
 from server.resolve import ModelFacts
 from server.service import Service
@@ -35,6 +37,9 @@ from server.speculating import check_speculation, load_draft, report_idle_exit
 from server.speculating import speculation as build_speculation
 from server.version import VERSION
 from specdec.describe import describe_speculation, drafter_memory
+from specdec.drafters.forced import FORCED
+from specdec.grammar.compiler import GrammarCache, GrammarCompiler, NoGrammars, TokenizerText
+from specdec.grammar.constraint import GrammarConstraint
 from specdec.probe import measured_exactness
 from specdec.sampling import Sampler
 from specdec.step import SpeculativeStep
@@ -123,6 +128,7 @@ def assemble(
     if settings.require_exact:
         exactness.require_exact(info.name)
     fingerprint = system_fingerprint(loaded.fingerprint, kernels_identity() if kernels is not None else "numpy")
+    grammars, text, no_grammars = _grammars(settings, loaded)
     step = SpeculativeStep(
         loaded.executor,
         manager,
@@ -130,6 +136,7 @@ def assemble(
         drafters=drafters,
         default_drafter=speculation.default_drafter if speculation else None,
         sampler=sampler,
+        constraint=None if grammars is None else GrammarConstraint(grammars),
         controller=controller,
         auto=speculation.auto if speculation else (),
         max_model_len=max_model_len,
@@ -163,7 +170,7 @@ def assemble(
         model_name=names[0],
         audits=settings.audit_rate > 0.0,
         max_speculative_tokens=k,
-        drafters=tuple(drafters),
+        drafters=(*drafters, *((FORCED,) if drafters and grammars is not None else ())),
         drafter_memory=drafter_memory(drafters),
         exactness_level=int(exactness.level[1:]),
         cache_config={
@@ -186,6 +193,10 @@ def assemble(
         engine=Engine(scheduler, step, on_step=on_step),
         reporter=reporter,
         tokenizer=tokenizer,
+        grammars=Grammars(
+            grammars, text, reason=no_grammars, timeout=settings.grammar_timeout, count=metrics.count_grammar_check
+        ),
+        chat=ChatTemplate(tokenizer, timeout=settings.template_timeout),
         facts=facts,
         metrics=metrics,
         fingerprint=fingerprint,
@@ -195,6 +206,18 @@ def assemble(
             settings, loaded, exactness, facts, storage, fingerprint, _kernels_info(loaded, kernels_found)
         ),
     )
+
+
+def _grammars(settings: Settings, loaded: LoadedModel) -> tuple[GrammarCache | None, TokenizerText | None, str | None]:
+    """What compiles grammars, and from what; or why there is no structured output with this model."""
+    tokenizer = loaded.tokenizer.serialized
+    if tokenizer is None:
+        return None, None, "its tokenizer is written in Python"
+    text = TokenizerText(tokenizer, loaded.info.vocab_size, tuple(sorted(loaded.info.eos_token_ids)))
+    try:
+        return GrammarCache(GrammarCompiler(text), settings.grammar_cache_memory), text, None
+    except NoGrammars as error:
+        return None, None, str(error)
 
 
 class TextFilters:

@@ -1,19 +1,19 @@
-"""One completion, from a validated body to its answer, whole or streamed: what an HTTP route and a replay share."""
+"""One answer, from a validated body on, whole or streamed: what the HTTP routes and a replay share."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from scheduler.request import ChoiceEvent
-from server.answer import ChoiceAnswer, build_choices, choose_best, request_metrics, usage
+from server.answer import Choice, build_choices, choose_best, request_metrics, usage
 from server.errors import APIError, unavailable
 from server.fan_in import FanIn
 from server.resolve import ResolvedCompletion, check_limits, resolve
-from server.schemas import CompletionRequest
+from server.schemas import CompletionRequest, GenerationRequest
 from server.service import Service
 from server.sse import DONE, data_event
 
@@ -38,28 +38,45 @@ async def begin_completion(
             request_id=completion_id,
             arrival_time=arrival_time,
         )
-    return Completion(service, completion_id, request, resolved, service.submit(resolved.engine_requests))
+    return Completion(
+        service,
+        request,
+        resolved,
+        service.submit(resolved.engine_requests),
+        choices=build_choices(resolved, request, service.tokenizer),
+        answer_id=completion_id,
+        kind="text_completion",
+        chunk_kind="text_completion",
+    )
 
 
 class Completion:
-    """One answer on its way: take it whole or as a stream, and ``abort`` whatever happens."""
+    """One answer on its way: take it whole or as a stream, and ``abort`` whatever happens.
+
+    ``choices`` by the index that the engine uses; ``kind`` is the answer's ``object``, ``chunk_kind`` a chunk's.
+    """
 
     def __init__(
         self,
         service: Service,
-        completion_id: str,
-        request: CompletionRequest,
+        request: GenerationRequest,
         resolved: ResolvedCompletion,
         events: FanIn,
+        *,
+        choices: Mapping[int, Choice],
+        answer_id: str,
+        kind: str,
+        chunk_kind: str,
     ) -> None:
         self._service = service
         self._request = request
         self._resolved = resolved
         self._events = events
-        self._choices: dict[int, ChoiceAnswer] = build_choices(resolved, request, service.tokenizer)
+        self._choices = choices
+        self._chunk_kind = chunk_kind
         self._head: dict[str, Any] = {
-            "id": completion_id,
-            "object": "text_completion",
+            "id": answer_id,
+            "object": kind,
             "created": int(time.time()),
             "model": service.facts.names[0],
             "system_fingerprint": service.fingerprint,
@@ -86,7 +103,7 @@ class Completion:
             "metrics": request_metrics(self._choices, self._request.return_token_ids),
         }
 
-    async def _take(self, event: ChoiceEvent, *, keep: bool) -> dict[str, Any]:
+    async def _take(self, event: ChoiceEvent, *, keep: bool) -> list[dict[str, Any]]:
         choice = self._choices[event.index]
         if event.prompt_logprobs is not None and len(event.prompt_logprobs) > THREAD_ABOVE_TOKENS:
             return await asyncio.to_thread(choice.take, event, keep=keep)
@@ -97,20 +114,23 @@ class Completion:
         options = self._request.stream_options
         with_usage = options is not None and (options.include_usage or options.continuous_usage_stats)
         continuous = options is not None and options.continuous_usage_stats
+        head = {**self._head, "object": self._chunk_kind}
         try:
             async for batch in self._events.events():
                 chunks = []
                 for event in batch:
                     _raise_if_failed(event)
-                    chunk = {**self._head, "choices": [await self._take(event, keep=False)]}
-                    if with_usage:
-                        chunk["usage"] = usage(self._resolved, self._choices) if continuous else None
-                    chunks.append(data_event(chunk))
-                yield b"".join(chunks)
+                    for choice in await self._take(event, keep=False):
+                        chunk = {**head, "choices": [choice]}
+                        if with_usage:
+                            chunk["usage"] = usage(self._resolved, self._choices) if continuous else None
+                        chunks.append(data_event(chunk))
+                if chunks:
+                    yield b"".join(chunks)
             if options is not None and options.include_usage:
                 yield data_event(
                     {
-                        **self._head,
+                        **head,
                         "choices": [],
                         "usage": usage(self._resolved, self._choices),
                         "metrics": request_metrics(self._choices, self._request.return_token_ids),

@@ -110,7 +110,7 @@ def _check_logit_bias(value: object) -> object:
     return tuple(sorted(bias.items()))
 
 
-def _check_content(value: object) -> object:
+def check_content(value: object, separator: str) -> str:
     """A text, or a list of text parts as OpenAI's clients send them; becomes one text."""
     if isinstance(value, str):
         return value
@@ -128,7 +128,11 @@ def _check_content(value: object) -> object:
             wrong = "type" if part["type"] != "text" else "text"
             raise ValueError(f"must hold text parts; part {i} has the {wrong} {shorten(part[wrong])}")
         texts.append(part["text"])
-    return "".join(texts)
+    return separator.join(texts)
+
+
+def _check_predicted(value: object) -> str:
+    return check_content(value, "")
 
 
 def _members(value: object) -> str:
@@ -188,11 +192,12 @@ _PART = {
     "required": ["type", "text"],
     "additionalProperties": False,
 }
+CONTENT_SCHEMA: dict[str, Any] = {
+    "anyOf": [{"type": "string"}, {"type": "array", "items": _PART, "minItems": 1, "maxItems": MAX_PARTS}]
+}
 Content = Annotated[
     str,
-    PlainValidator(_check_content),
-    WithJsonSchema(
-        {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART, "minItems": 1, "maxItems": MAX_PARTS}]}
-    ),
+    PlainValidator(_check_predicted),
+    WithJsonSchema(CONTENT_SCHEMA),
 ]
 Inert = Annotated[str, Field(max_length=MAX_STRING)]

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from scheduler.request import ChoiceSpec, EngineRequest
 from server.errors import APIError, bad_request, shorten
+from server.output_format import wanted_format
 from server.schemas import CompletionRequest, GenerationRequest
 from server.settings import Settings
 from specdec.noise import mix_seed
@@ -112,6 +113,9 @@ def check_common_limits(request: GenerationRequest, facts: ModelFacts, settings:
             raise bad_request(f"min_tokens ({request.min_tokens}) must not be above {name} ({limit})", "min_tokens")
         if limit >= facts.max_model_len:  # no prompt is empty
             raise _too_long(name, f"{name} {limit} and a prompt", facts)
+    wanted = wanted_format(request.response_format, request.structured_outputs)
+    if wanted is not None and request.ignore_eos:
+        raise bad_request(f"ignore_eos cannot be combined with {wanted.param}: the end is the grammar's", "ignore_eos")
     if request.stream and request.prompt_logprobs is not None:
         raise bad_request("prompt_logprobs cannot be streamed; leave out stream", "prompt_logprobs")
 
@@ -174,6 +178,7 @@ async def resolve(
     facts: ModelFacts,
     request_id: str,
     arrival_time: float,
+    grammar: str | None = None,
 ) -> ResolvedCompletion:
     """Tokenize and build; ``check_limits`` came before. Raises APIError if a prompt and its output cannot fit."""
     texts = [prompt for prompt in request.prompt if isinstance(prompt, str)]
@@ -193,6 +198,7 @@ async def resolve(
         facts=facts,
         request_id=request_id,
         arrival_time=arrival_time,
+        grammar=grammar,
     )
 
 
@@ -204,15 +210,16 @@ async def build_requests(
     facts: ModelFacts,
     request_id: str,
     arrival_time: float,
+    grammar: str | None = None,
 ) -> ResolvedCompletion:
-    """From prompts in ids to engine requests, for every endpoint. Raises APIError if one and its output cannot fit."""
+    """From prompts in ids to engine requests, for every endpoint. ``grammar`` was checked (server/grammars.py). Raises APIError if one and its output cannot fit."""
     limits = tuple(_check_fit(len(prompt.token_ids), request, facts) for prompt in prompts)
     prediction = await _prediction(request, tokenizer, facts)
     bad_words = await _bad_words(request.bad_words, tokenizer)
     _check_something_is_allowed(request, bad_words, facts)
     seed = secrets.randbelow(MAX_RANDOM_SEED) if request.seed is None else request.seed
     num_sampled = request.num_sampled
-    params = _sampling_params(request, bad_words, facts)
+    params = replace(_sampling_params(request, bad_words, facts), grammar=grammar)
     engine_requests = tuple(
         EngineRequest(
             request_id=f"{request_id}-{i}",
@@ -241,15 +248,19 @@ async def build_requests(
 
 def check_lengths(texts: Sequence[str], request: GenerationRequest, tokenizer: Tokenizer, facts: ModelFacts) -> None:
     """Refuse what is too long however it is tokenized, before any time is spent on it."""
-    least, name = _least_output(request)
     for text in texts:
-        fewest = tokenizer.fewest_tokens(text)
-        if fewest + least > facts.max_model_len:
-            raise _too_long(
-                "prompt",
-                f"a text of {len(text)} characters (at least {fewest} tokens) and {name} {least}",
-                facts,
-            )
+        check_fewest(tokenizer.fewest_tokens(text), len(text), request, facts)
+
+
+def check_fewest(fewest: int, num_chars: int, request: GenerationRequest, facts: ModelFacts) -> None:
+    """``check_lengths`` of one prompt that takes ``fewest`` tokens or more."""
+    least, name = _least_output(request)
+    if fewest + least > facts.max_model_len:
+        raise _too_long(
+            request.prompt_name,
+            f"a text of {num_chars} characters (at least {fewest} tokens) and {name} {least}",
+            facts,
+        )
 
 
 def _least_output(request: GenerationRequest) -> tuple[int, str]:
@@ -296,7 +307,7 @@ def build_prompt(ids: list[int], text: str | None, request: GenerationRequest, f
         if len(ids) > keep:
             ids, text = ids[-keep:], None
     if not ids:
-        raise bad_request(f"prompt {shorten(text)} has no tokens", "prompt")
+        raise bad_request(f"{request.prompt_name} {shorten(text)} has no tokens", request.prompt_name)
     return ResolvedPrompt(tuple(ids), text)
 
 
@@ -304,7 +315,7 @@ def _check_fit(num_prompt: int, request: GenerationRequest, facts: ModelFacts) -
     """The most tokens of a choice behind so long a prompt. Raises APIError if they cannot fit."""
     least, name = _least_output(request)
     if num_prompt + least > facts.max_model_len:
-        raise _too_long("prompt", f"{num_prompt} prompt tokens and {name} {least}", facts)
+        raise _too_long(request.prompt_name, f"{num_prompt} prompt tokens and {name} {least}", facts)
     # The last output token needs no slot: nothing follows it.
     if max(num_prompt, num_prompt + least - 1) > facts.kv_capacity:
         raise bad_request(
@@ -347,7 +358,7 @@ def _check_something_is_allowed(
 def _sampling_params(
     request: GenerationRequest, bad_words: tuple[tuple[int, ...], ...], facts: ModelFacts
 ) -> SamplingParams:
-    """All but the seed and the length, which ``build_requests`` fills in."""
+    """All but the seed, the length and the grammar, which ``build_requests`` fills in."""
     speculation = request.speculation
     return SamplingParams(
         seed=0,

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from server.errors import APIError, bad_request, shorten
+from server.output_format import ResponseFormat, StructuredOutputs
 from server.fields import MAX_STRING, BadWords, Bias, Content, Ids, Inert, Prompts, Stop, StopIds
 
 MAX_LOGPROBS = 20
@@ -84,6 +85,9 @@ class GenerationRequest(Strict):
     speculation: Speculation | None = None
     prediction: Prediction | None = None
 
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+
     # Known and inert.
     user: Inert | None = None
     metadata: dict[str, str] | None = None
@@ -102,6 +106,11 @@ class GenerationRequest(Strict):
     def output_limit_name(self) -> str:
         """The field that ``output_limit`` came from, for messages."""
         return "max_tokens"
+
+    @property
+    def prompt_name(self) -> str:
+        """The field that the prompt came from, for messages."""
+        return "prompt"
 
     @property
     def num_sampled(self) -> int:
@@ -149,7 +158,7 @@ class CompletionRequest(GenerationRequest):
 
 
 # Part of the contract, refused until they can be honoured.
-NOT_SUPPORTED = ("suffix", "response_format", "structured_outputs")
+NOT_SUPPORTED = ("suffix",)
 
 # Fields that are objects: bounded before they are looked at, and named with their member when it is wrong.
 OBJECTS = frozenset({"metadata", "stream_options", "speculation", "prediction"})

@@ -11,8 +11,10 @@ from scheduler.engine import Engine
 from scheduler.errors import AdmissionError, EngineUnhealthy, QueueFull, RequestTooLarge, ShuttingDown
 from scheduler.request import EngineRequest
 from server.audits import AuditReporter
+from server.chat.template import ChatTemplate
 from server.errors import APIError, bad_request, unavailable
 from server.fan_in import FanIn
+from server.grammars import Grammars
 from server.metrics import Metrics
 from server.resolve import CONTEXT_LENGTH, KV_CAPACITY, ModelFacts, Tokenizer
 from server.settings import Settings
@@ -28,6 +30,8 @@ class Service:
     settings: Settings
     engine: Engine
     tokenizer: Tokenizer
+    chat: ChatTemplate
+    grammars: Grammars
     facts: ModelFacts
     metrics: Metrics
     reporter: AuditReporter

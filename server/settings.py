@@ -208,6 +208,18 @@ class Settings(BaseSettings):
         "this grows with the size.",
     )
     body_timeout: float = Field(30.0, gt=0, description="Seconds in which a request body has to arrive.")
+    grammar_timeout: float = Field(
+        5.0, gt=0, description="Seconds that a request's schema, regex or grammar may take to compile."
+    )
+    grammar_cache_memory: int = Field(
+        128 * 1024**2,
+        ge=0,
+        description="Most that compiled schemas, regexes and grammars take while no request uses them, in bytes or "
+        "with a unit; the newest one stays in any case.",
+    )
+    template_timeout: float = Field(
+        5.0, gt=0, description="Seconds that the model's chat template may take to render one chat."
+    )
     send_timeout: float = Field(
         30.0, gt=0, description="Seconds that a stream waits for a reader who does not read, before it is aborted."
     )

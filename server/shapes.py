@@ -115,6 +115,107 @@ class CompletionChunk(CompletionHead):
     metrics: RequestMetrics | None = None
 
 
+class TokenLogprob(Shape):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChosenLogprob(TokenLogprob):
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(Shape):
+    content: list[ChosenLogprob]
+    refusal: None
+
+
+class CalledFunction(Shape):
+    name: str
+    arguments: str
+
+
+class ToolCall(Shape):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class ChatMessage(Shape):
+    """``tool_calls`` are there if there are any."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    tool_calls: list[ToolCall] = []
+
+
+class ChatChoiceBase(Shape):
+    """The last three are there if the request asked for them; in a stream the prompt's only in the first chunk."""
+
+    index: int = Field(ge=0)
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
+    stop_reason: int | str | None
+    token_ids: list[int] = []
+    prompt_token_ids: list[int] = []
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] = []
+
+
+class ChatChoice(ChatChoiceBase):
+    message: ChatMessage
+
+
+class FunctionDelta(Shape):
+    name: str = ""
+    arguments: str = ""
+
+
+class ToolCallDelta(Shape):
+    """``id``, ``type`` and the function's name come with a call's first delta, and never again."""
+
+    index: int = Field(ge=0)
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: FunctionDelta
+
+
+class ChatDelta(Shape):
+    """What is new; empty where only the choice's end is."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str = ""
+    tool_calls: list[ToolCallDelta] = []
+
+
+class ChatChunkChoice(ChatChoiceBase):
+    delta: ChatDelta
+
+
+class ChatHead(Shape):
+    id: str = Field(pattern="^chatcmpl-")
+    created: int
+    model: str
+    system_fingerprint: str
+    seed: int
+
+
+class ChatAnswer(ChatHead):
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: Usage
+    metrics: RequestMetrics | None
+
+
+class ChatChunk(ChatHead):
+    """``usage`` and ``metrics`` are there if the stream's options ask for them."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+    metrics: RequestMetrics | None = None
+
+
 class ModelCard(Shape):
     id: str
     object: Literal["model"]

@@ -1,0 +1,160 @@
+"""From messages to the ids of a prompt: the model's own template, and a client's text that stays text."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from server.errors import APIError, bad_request
+from server.resolve import THREAD_ABOVE_CHARS
+from server.worker import WorkerError, WorkerFailure, WorkerProcess, WorkerTimeout
+
+MAX_CHARS = 16 * 2**20  # of a rendered chat; a body is smaller, but a template may repeat parts of it
+MEMORY_BYTES = 2**30
+NO_TEMPLATE = "no_chat_template"
+_DEFAULT, _WITH_TOOLS = "default", "tool_use"  # as checkpoints name them
+
+
+class ChatTokenizer(Protocol):
+    """What a chat needs of the model's tokenizer. Thread-safe."""
+
+    def encode_many(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]: ...
+
+    def encode_ordinary(self, texts: Sequence[str]) -> list[list[int]]: ...
+
+    def fewest_tokens(self, text: str) -> int: ...
+
+    @property
+    def chat_templates(self) -> Mapping[str, str]: ...
+
+    @property
+    def special_token_names(self) -> Mapping[str, Any]: ...
+
+    @property
+    def control_tokens(self) -> Mapping[str, bool]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedChat:
+    """``pieces``: text of the template and ordinary text, alternating; see :meth:`server.chat.guard.Guard.split`."""
+
+    pieces: tuple[str, ...]
+
+    @property
+    def num_chars(self) -> int:
+        return sum(map(len, self.pieces))
+
+    def fewest_tokens(self, tokenizer: ChatTokenizer) -> int:
+        """What ``encode`` does not go below. No piece but the first and last is empty, so each has a token."""
+        inner = len(self.pieces) // 2
+        return max(inner, sum(tokenizer.fewest_tokens(piece) for piece in self.pieces))
+
+
+class ChatTemplate:
+    """Renders chats in a process of its own, within ``timeout`` seconds each."""
+
+    def __init__(self, tokenizer: ChatTokenizer, *, timeout: float) -> None:
+        self.tokenizer = tokenizer
+        self._timeout = timeout
+        self._templates = dict(tokenizer.chat_templates)
+        self._worker = WorkerProcess("server.chat.render", memory_bytes=MEMORY_BYTES)
+
+    def source(self, with_tools: bool) -> str | None:
+        """The template that is used; None if the model has none."""
+        names = (_WITH_TOOLS, _DEFAULT) if with_tools else (_DEFAULT,)
+        return next((self._templates[name] for name in names if name in self._templates), None)
+
+    async def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+    ) -> RenderedChat:
+        """Raises APIError: 400 if the model has no template or the template refuses the messages, 500 if it fails."""
+        template = self.source(bool(tools))
+        if template is None:
+            raise bad_request("this model has no chat template; use /v1/completions", "messages", NO_TEMPLATE)
+        _check_looked_at(messages, template)
+        if "developer" not in template:
+            messages = [_as_system(message) for message in messages]
+        try:
+            pieces = await self._worker.call(
+                "render",
+                template,
+                self.tokenizer.special_token_names,
+                self.tokenizer.control_tokens,
+                messages,
+                tools,
+                MAX_CHARS,
+                timeout=self._timeout,
+            )
+        except (WorkerError, WorkerTimeout) as error:
+            raise bad_request(f"the model's chat template refuses the messages: {error}", "messages") from None
+        except WorkerFailure as error:
+            raise APIError(500, f"the model's chat template failed: {error}") from None
+        return RenderedChat(tuple(pieces))
+
+    async def encode(self, chat: RenderedChat, add_special_tokens: bool) -> list[int]:
+        """The prompt's ids."""
+        if chat.num_chars > THREAD_ABOVE_CHARS:
+            return await asyncio.to_thread(encode_pieces, chat.pieces, add_special_tokens, self.tokenizer)
+        return encode_pieces(chat.pieces, add_special_tokens, self.tokenizer)
+
+    def close(self) -> None:
+        self._worker.close()
+
+
+def _check_looked_at(messages: Sequence[Mapping[str, Any]], template: str) -> None:
+    """Refuse what the model would never see."""
+    for i, message in enumerate(messages):
+        if "tool_calls" in message and "tool_calls" not in template:
+            raise bad_request(
+                f"messages[{i}].tool_calls: this model's chat template knows no tool calls", f"messages[{i}].tool_calls"
+            )
+
+
+def _as_system(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**message, "role": "system"} if message["role"] == "developer" else message
+
+
+_LINE = "\n"
+
+
+def encode_pieces(pieces: Sequence[str], add_special_tokens: bool, tokenizer: ChatTokenizer) -> list[int]:
+    """Pieces at even places with control tokens recognised, those at odd ones as ordinary text.
+
+    Behind another piece a tokenizer must not do what it does at the beginning of a text (put a space there, as those
+    do that came from sentencepiece). So such a piece is encoded behind a line end, whose ids are taken off again.
+    """
+    first, later, ordinary = pieces[0], pieces[2::2], list(dict.fromkeys(pieces[1::2]))
+    (head,) = tokenizer.encode_many((first,), add_special_tokens)
+    if len(pieces) == 1:
+        return head
+    tail: list[int] = []
+    if add_special_tokens:
+        head, tail = _at_the_ends(first, head, tokenizer)
+    control = iter(_behind_a_line(later, lambda texts: tokenizer.encode_many(texts, False)))
+    plain = dict(zip(ordinary, _behind_a_line(ordinary, tokenizer.encode_ordinary), strict=True))
+    ids = list(head)
+    for i, piece in enumerate(pieces[1:]):
+        ids += next(control) if i % 2 else plain[piece]
+    return ids + tail
+
+
+def _behind_a_line(texts: Sequence[str], encode: Callable[[Sequence[str]], list[list[int]]]) -> list[list[int]]:
+    (line,) = encode((_LINE,))
+    found = encode([_LINE + text for text in texts])
+    joined = [
+        i for i, ids in enumerate(found) if ids[: len(line)] != line
+    ]  # the line end became part of a longer token
+    for i, ids in zip(joined, encode([texts[i] for i in joined]), strict=True):
+        found[i] = [*line, *ids]
+    return [ids[len(line) :] for ids in found]
+
+
+def _at_the_ends(text: str, ids: list[int], tokenizer: ChatTokenizer) -> tuple[list[int], list[int]]:
+    """What adding special tokens put in front of a text, with the text's ids; and what it put behind."""
+    (own,) = tokenizer.encode_many((text,), False)
+    for start in range(len(ids) - len(own), -1, -1):
+        if ids[start : start + len(own)] == own:
+            return ids[: start + len(own)], ids[start + len(own) :]
+    return ids, []
