@@ -31,7 +31,9 @@ _WORDS = {"mismatch": "mismatch", "near_tie": "near tie"}
 FIRST_LINES = 20  # of a kind: these come at once
 LINES_A_MINUTE = 6.0  # then
 _QUIET_SECONDS = 60.0  # so long nobody says how many were left out, if no line comes that would
-_WITH_IDS = ("logit_bias", "allowed_token_ids", "bad_words", "stop_token_ids")  # counted in the log, not shown
+# Counted in the log, not shown: they hold ids or text of a request.
+_COUNTED = dict.fromkeys(("logit_bias", "allowed_token_ids", "bad_words", "stop_token_ids"), "entries")
+_COUNTED["grammar"] = "characters"
 
 
 class AuditReporter:
@@ -176,11 +178,11 @@ def _frozen(name: str, value: Any) -> Any:
 
 
 def _shown(params: SamplingParams) -> dict[str, Any]:
-    """What differs from the defaults, without a token id; the seed stands elsewhere."""
+    """What differs from the defaults, without ids or text of a request; the seed stands elsewhere."""
     default = SamplingParams(seed=params.seed)
     shown: dict[str, Any] = {}
     for field in fields(params):
         value = getattr(params, field.name)
         if value != getattr(default, field.name):
-            shown[field.name] = f"{len(value)} entries" if field.name in _WITH_IDS else value
+            shown[field.name] = f"{len(value)} {_COUNTED[field.name]}" if field.name in _COUNTED else value
     return shown

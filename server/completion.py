@@ -30,6 +30,7 @@ async def begin_completion(
     with service.counting_refusals():
         check_limits(request, service.facts, service.settings)
     service.check_admission(len(request.prompt))
+    grammar = await service.grammars.of(request)
     with service.counting_refusals():
         resolved = await resolve(
             request,
@@ -37,6 +38,7 @@ async def begin_completion(
             facts=service.facts,
             request_id=completion_id,
             arrival_time=arrival_time,
+            grammar=grammar,
         )
     return Completion(
         service,

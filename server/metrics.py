@@ -18,6 +18,7 @@ LABELS = ("model_name", "engine")
 STAGES = ("draft", "build", "verify", "accept", "rollback", "sync")
 FINISH_REASONS = ("stop", "length", "abort", "error")
 # Every reason that scheduler/errors.py has, and the server's own.
+GRAMMAR_RESULTS = ("accepted", "refused", "timeout", "crashed")
 REJECTIONS = ("queue_full", "queue_tokens", "context_length", "kv_capacity", "shutting_down", "unhealthy")
 
 TTFT_BUCKETS = (
@@ -87,6 +88,12 @@ class Metrics:
         self._rejections = {
             reason: counter("admission_rejections", "Requests refused before they were queued.", reason=reason)
             for reason in REJECTIONS
+        }
+        self._grammar_checks = {
+            result: counter(
+                "grammar_checks", "Grammars of requests that were compiled to see if they can be.", result=result
+            )
+            for result in GRAMMAR_RESULTS
         }
         self._prefix_queries = counter("prefix_cache_queries", "Tokens that the prefix cache was asked for.")
         self._prefix_hits = counter("prefix_cache_hits", "Tokens that it had.")
@@ -168,6 +175,10 @@ class Metrics:
         self._audit_tokens = counter("equivalence_audit_tokens", "Rows that audits ran.")
         self._num_queries = 0
         self._num_hits = 0
+
+    def count_grammar_check(self, result: str) -> None:
+        """One of GRAMMAR_RESULTS."""
+        self._grammar_checks[result].inc()
 
     def observe(self, record: StepRecord) -> None:
         """Take one record. Called on the event loop; touches plain numbers only."""

@@ -212,7 +212,10 @@ async def build_requests(
     arrival_time: float,
     grammar: str | None = None,
 ) -> ResolvedCompletion:
-    """From prompts in ids to engine requests, for every endpoint. ``grammar`` was checked (server/grammars.py). Raises APIError if one and its output cannot fit."""
+    """From prompts in ids to engine requests, for every endpoint. ``grammar`` was checked (server/grammars.py).
+
+    Raises APIError if a prompt and its output cannot fit.
+    """
     limits = tuple(_check_fit(len(prompt.token_ids), request, facts) for prompt in prompts)
     prediction = await _prediction(request, tokenizer, facts)
     bad_words = await _bad_words(request.bad_words, tokenizer)

@@ -12,8 +12,8 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from server.errors import APIError, bad_request, shorten
-from server.output_format import ResponseFormat, StructuredOutputs
 from server.fields import MAX_STRING, BadWords, Bias, Content, Ids, Inert, Prompts, Stop, StopIds
+from server.output_format import ResponseFormat, StructuredOutputs
 
 MAX_LOGPROBS = 20
 MAX_MEMBERS = 16  # in an object other than logit_bias

@@ -262,3 +262,4 @@ class ServerInfo(BaseModel):
     settings: dict[str, Any]
     speculation: dict[str, Any]
     audit: dict[str, Any]
+    structured_output: dict[str, Any]

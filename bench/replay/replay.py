@@ -69,6 +69,7 @@ async def _run(service: Service, record: SavedPair | AuditRecord, plain: bool) -
         return comparisons + ([compare_usage(then.usage, now.usage or {})] if then.usage else [])
     finally:
         await service.engine.shutdown(drain=False)
+        service.grammars.close()
 
 
 async def _complete(service: Service, record: SavedPair, plain: bool) -> Answer:

@@ -56,6 +56,7 @@ async def resolve_chat(
         check_fewest(chat.fewest_tokens(service.chat.tokenizer), chat.num_chars, request, service.facts)
     ids = await service.chat.encode(chat, request.add_special_tokens)
     prompt = build_prompt(ids, None, request, service.facts)
+    grammar = await service.grammars.of(request)
     return await build_requests(
         request,
         (ResolvedPrompt(prompt.token_ids, None),),
@@ -63,6 +64,7 @@ async def resolve_chat(
         facts=service.facts,
         request_id=answer_id,
         arrival_time=arrival_time,
+        grammar=grammar,
     )
 
 

@@ -37,6 +37,11 @@ def status_router(service: Service) -> APIRouter:
 
     @router.get("/v1/server_info", **describe(ServerInfo))
     async def server_info() -> dict[str, Any]:
-        return {**service.info, "speculation": service.speculation_info, "audit": service.audit_info}
+        return {
+            **service.info,
+            "speculation": service.speculation_info,
+            "audit": service.audit_info,
+            "structured_output": service.grammars.info,
+        }
 
     return router

@@ -5,8 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from specdec.grammar.compiler import GrammarCompiler, GrammarError, TokenizerText
+from llguidance.gbnf_to_lark import any_to_lark
 
+from specdec.grammar.compiler import GrammarCompiler, GrammarError, TokenizerText, first_line
+from specdec.grammar.text import lark
+
+NOT_LOADED = "no tokenizer was loaded"
 # A quarter of what the server's own threads have: what nests too deep for them dies here.
 _STACK_BYTES = 2 * 2**20
 
@@ -18,18 +22,24 @@ def load(text: TokenizerText) -> None:
     _compilers[:] = [GrammarCompiler(text)]
 
 
-def loaded() -> bool:
-    return bool(_compilers)
+def check(grammar: str, foreign: bool) -> str:
+    """``grammar``, which can be compiled and allows some output; else GrammarError (a ValueError).
 
-
-def check(grammar: str) -> None:
-    """Raises GrammarError (a ValueError) if ``grammar`` cannot be compiled or allows no output."""
-    compiler = _compilers[0]
+    ``foreign``: it is lark, GBNF or EBNF as its author wrote it, and the answer is what it becomes. Raises ValueError
+    NOT_LOADED before ``load``.
+    """
+    if not _compilers:
+        raise ValueError(NOT_LOADED)
+    if foreign:
+        try:
+            grammar = lark(any_to_lark(grammar))
+        except Exception as error:  # its parser raises all sorts of things
+            raise GrammarError(f"is not a grammar: {first_line(str(error))}") from error
     failures: list[BaseException] = []
 
     def compile_it() -> None:
         try:
-            compiler.compile(grammar)
+            _compilers[0].compile(grammar)
         except BaseException as error:
             failures.append(error)
 
@@ -37,7 +47,8 @@ def check(grammar: str) -> None:
     for failure in failures:
         if isinstance(failure, (GrammarError, MemoryError)):
             raise failure
-        raise RuntimeError(f"the grammar's compiler failed with {type(failure).__name__}")
+        raise RuntimeError(f"the compiler failed with {type(failure).__name__}")
+    return grammar
 
 
 def _on_small_stack(work: Callable[[], None]) -> None:

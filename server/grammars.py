@@ -1,0 +1,114 @@
+"""Grammars of requests: checked in a process that can be killed, kept compiled, refused with a reason."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from server.errors import APIError, bad_request, unavailable
+from server.output_format import wanted_format
+from server.schemas import GenerationRequest
+from server.worker import WorkerCrashed, WorkerError, WorkerProcess, WorkerTimeout
+from specdec.grammar.check import NOT_LOADED
+from specdec.grammar.compiler import MAX_GRAMMAR_BYTES, GrammarCache, TokenizerText
+
+WORKER_MEMORY = 4 * 2**30  # address space: a large tokenizer and one grammar
+LOAD_SECONDS = 60.0
+MAX_CHECKING = 64  # requests that wait for the worker
+
+Count = Callable[[str], None]
+
+
+class Grammars:
+    """``cache`` is what the engine's constraint uses too; None, with a ``reason``, if there is no structured output.
+
+    For the event loop's thread. ``timeout``: seconds for one grammar. ``count`` hears the
+    result of each check (one of server.metrics.GRAMMAR_RESULTS).
+    """
+
+    def __init__(
+        self,
+        cache: GrammarCache | None,
+        tokenizer: TokenizerText | None,
+        *,
+        reason: str | None = None,
+        timeout: float = 5.0,
+        count: Count = lambda result: None,
+    ) -> None:
+        self._cache = cache
+        self._tokenizer = tokenizer
+        self._reason = reason
+        self._timeout = timeout
+        self._count = count
+        self._checking = 0
+        self._worker = WorkerProcess("specdec.grammar.check", memory_bytes=WORKER_MEMORY)
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """For /v1/server_info."""
+        cache = self._cache
+        return {
+            "available": cache is not None,
+            "reason": self._reason,
+            "compile_timeout": self._timeout,
+            "max_grammar_bytes": MAX_GRAMMAR_BYTES,
+            "cached_grammars": 0 if cache is None else len(cache),
+            "memory_bytes": 0 if cache is None else cache.memory_bytes,
+            "max_memory_bytes": 0 if cache is None else cache.max_bytes,
+        }
+
+    async def of(self, request: GenerationRequest) -> str | None:
+        """``check`` of the grammar that the request's own fields hold; None for plain text. Raises APIError."""
+        wanted = wanted_format(request.response_format, request.structured_outputs)
+        if wanted is None or wanted.grammar is None:
+            return None
+        return await self.check(wanted.grammar, wanted.param, foreign=wanted.foreign)
+
+    async def check(self, grammar: str, param: str, *, foreign: bool = False) -> str:
+        """The text for ``SamplingParams.grammar``, compiled and ready. Raises APIError, which names ``param``.
+
+        ``foreign``: it may be GBNF or EBNF, which becomes lark. 503 if too many wait for their check.
+        """
+        if self._cache is None or self._tokenizer is None:
+            raise bad_request(
+                f"{param} is not possible with this model: {self._reason}", param, "unsupported_parameter"
+            )
+        if not foreign and grammar in self._cache:
+            return grammar
+        if len(grammar) > MAX_GRAMMAR_BYTES:
+            raise bad_request(f"{param} is larger than {MAX_GRAMMAR_BYTES} bytes", param)
+        if self._checking >= MAX_CHECKING:
+            raise unavailable("overloaded", f"{self._checking} grammars wait to be checked")
+        self._checking += 1
+        try:
+            checked = await self._check(grammar, param, foreign)
+        finally:
+            self._checking -= 1
+        self._count("accepted")
+        await asyncio.to_thread(self._cache.matcher, checked)  # so that the engine finds it compiled
+        return checked
+
+    async def _check(self, grammar: str, param: str, foreign: bool) -> str:
+        while True:
+            try:
+                checked: str = await self._worker.call("check", grammar, foreign, timeout=self._timeout)
+                return checked
+            except WorkerError as error:
+                if str(error) != NOT_LOADED:
+                    self._count("refused")
+                    raise bad_request(f"{param} {error}", param) from None
+            except WorkerTimeout:
+                self._count("timeout")
+                raise bad_request(f"{param} takes more than {self._timeout:g} s to compile", param) from None
+            except WorkerCrashed:
+                self._count("crashed")
+                raise bad_request(f"{param} cannot be compiled: it is too large or too deep", param) from None
+            try:  # a new process, its first call
+                await self._worker.call("load", self._tokenizer, timeout=LOAD_SECONDS)
+            except (WorkerError, WorkerTimeout, WorkerCrashed) as error:
+                raise APIError(500, "the server failed to check a grammar") from error
+
+    def close(self) -> None:
+        """End the process."""
+        self._worker.close()
