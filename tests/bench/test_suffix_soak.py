@@ -16,6 +16,12 @@ def test_each_window_has_every_token_and_copies_are_found() -> None:
     assert all(0 < window.accepted < window.drafted for window in windows[1:])
     assert all(window.memory_bytes <= drafter.max_memory_bytes for window in windows)
     assert drafter.store.num_evicted > 0
+    assert windows[-1].probe_us is None  # the probes had to make room
+
+
+def test_probes_are_found_as_long_as_there_is_room() -> None:
+    windows = list(soak(1200, 600, 300, drafter=SuffixDrafter(vocab_size=VOCAB)))
+    assert all(window.probe_us and window.young_probe_us for window in windows)
 
 
 def test_the_command_writes_a_line_for_each_window(capsys: pytest.CaptureFixture[str]) -> None:
