@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import httpx
 import torch
@@ -158,3 +159,22 @@ def sse_events(raw: bytes) -> list[dict[str, object]]:
     assert all(block.startswith(b"data: ") and b"\n" not in block for block in blocks), blocks
     assert blocks[-1] == b"data: [DONE]"
     return [json.loads(block[6:]) for block in blocks[:-1]]
+
+
+def joined(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The choices that a client puts together from the chunks, with the shape of a whole answer's."""
+    choices: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        for piece in chunk["choices"]:
+            if piece["index"] not in choices:
+                choices[piece["index"]] = copy.deepcopy(piece)
+                continue
+            choice = choices[piece["index"]]
+            assert choice["finish_reason"] is None, "pieces after the end"
+            choice["text"] += piece["text"]
+            choice["finish_reason"], choice["stop_reason"] = piece["finish_reason"], piece["stop_reason"]
+            choice["token_ids"] = choice.get("token_ids", []) + piece.get("token_ids", [])
+            if piece["logprobs"] is not None:
+                for name, values in piece["logprobs"].items():
+                    choice["logprobs"][name] += values
+    return [choices[index] for index in sorted(choices)]

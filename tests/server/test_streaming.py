@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import httpx
@@ -11,7 +10,7 @@ import pytest
 
 from server.service import Service
 from server.sse import dump_json
-from tests.server.builders import MODEL_NAME, sse_events
+from tests.server.builders import MODEL_NAME, joined, sse_events
 
 PROMPT = "今天天气 the quick brown"
 
@@ -26,25 +25,6 @@ def stream(http: httpx.Client, **body: Any) -> list[dict[str, Any]]:
 def whole(http: httpx.Client, **body: Any) -> dict[str, Any]:
     answer: dict[str, Any] = http.post("/v1/completions", json={"model": MODEL_NAME, "prompt": PROMPT, **body}).json()
     return answer
-
-
-def joined(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The choices that a client puts together from the chunks, with the shape of a whole answer's."""
-    choices: dict[int, dict[str, Any]] = {}
-    for chunk in chunks:
-        for piece in chunk["choices"]:
-            if piece["index"] not in choices:
-                choices[piece["index"]] = copy.deepcopy(piece)
-                continue
-            choice = choices[piece["index"]]
-            assert choice["finish_reason"] is None, "pieces after the end"
-            choice["text"] += piece["text"]
-            choice["finish_reason"], choice["stop_reason"] = piece["finish_reason"], piece["stop_reason"]
-            choice["token_ids"] = choice.get("token_ids", []) + piece.get("token_ids", [])
-            if piece["logprobs"] is not None:
-                for name, values in piece["logprobs"].items():
-                    choice["logprobs"][name] += values
-    return [choices[index] for index in sorted(choices)]
 
 
 @pytest.mark.parametrize(
