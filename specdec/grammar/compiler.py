@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 MAX_GRAMMAR_BYTES = 128 * 1024
-# About 1 kB each, kept by every sequence: a schema of an everyday kind needs some hundreds.
+# About 1 kB each, shared by the matchers of a grammar: a schema of an everyday kind needs some hundreds.
 MAX_LEXER_STATES = 20_000
 # What a compiled grammar should keep, in bytes: for itself, and for each byte of its text (measured, rounded up).
 _FIXED_BYTES, _BYTES_PER_BYTE = 256 * 1024, 64
@@ -35,7 +35,7 @@ class TokenizerText:
 class GrammarCompiler:
     """Compiles for one tokenizer; safe from several threads. Raises NoGrammars if llguidance cannot take it."""
 
-    def __init__(self, text: TokenizerText) -> None:
+    def __init__(self, text: TokenizerText, *, max_lexer_states: int = MAX_LEXER_STATES) -> None:
         if not text.eos_token_ids:
             raise NoGrammars("the model has no end-of-text token")
         try:
@@ -47,7 +47,7 @@ class GrammarCompiler:
                 raise
             raise NoGrammars(f"its tokenizer cannot be used for grammars: {first_line(str(error))}") from error
         self.vocab_size = text.vocab_size
-        self._limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+        self._limits = LLParserLimits(max_lexer_states=max_lexer_states, verbose_errors=False)
 
     def compile(self, grammar: str) -> LLMatcher:
         """A matcher at the start, its first mask computed. Raises GrammarError if no output can satisfy it."""
@@ -86,21 +86,26 @@ class GrammarCache:
     def __contains__(self, grammar: str) -> bool:
         return grammar in self._held
 
-    def matcher(self, grammar: str) -> LLMatcher:
-        """A new matcher at the start. Raises GrammarError."""
+    def matcher(self, grammar: str, *, anew: bool = False) -> LLMatcher:
+        """A new matcher at the start. Raises GrammarError.
+
+        Matchers of one compiled grammar share the lexer's states, and so its bound on them: who runs into it, maybe for
+        what others did, takes one that is compiled ``anew``, as all that come later do.
+        """
         with self._lock:
-            compiled = self._held.get(grammar)
+            compiled = None if anew else self._held.get(grammar)
             if compiled is not None:
                 self._held.move_to_end(grammar)
                 return compiled.deep_copy()
         compiled = self.compiler.compile(grammar)
         with self._lock:
             if grammar not in self._held:
-                self._held[grammar] = compiled
                 self._bytes += estimated_bytes(grammar)
-                while self._bytes > self.max_bytes and len(self._held) > 1:
-                    oldest, _ = self._held.popitem(last=False)
-                    self._bytes -= estimated_bytes(oldest)
+            self._held[grammar] = compiled
+            self._held.move_to_end(grammar)
+            while self._bytes > self.max_bytes and len(self._held) > 1:
+                oldest, _ = self._held.popitem(last=False)
+                self._bytes -= estimated_bytes(oldest)
             return compiled.deep_copy()
 
 

@@ -20,8 +20,8 @@ class GrammarPlace:
     """The grammar's state behind some output tokens, which ``move_to`` names.
 
     That the state depends on these tokens alone is a promise: whatever was tried and taken back leaves no trace. A
-    matcher that fails is made again and asked once more, so that what drafts have cost it is not held against the
-    sequence.
+    matcher that fails is compiled anew and asked once more, so that what drafts have cost it, or other sequences of the
+    same grammar, is not held against this one.
     """
 
     def __init__(self, cache: GrammarCache, grammar: str) -> None:
@@ -31,6 +31,7 @@ class GrammarPlace:
         self._tokens: list[int] = []  # consumed
         self._forced: list[int] = []  # what the grammar forces from output index _forced_at on
         self._forced_at = 0
+        self._forces = True  # False once it took too much to find out
 
     def move_to(self, tokens: Seq[int]) -> None:
         """The state behind ``tokens``, all of which the grammar allowed in turn. Raises SamplingError if it did not."""
@@ -67,13 +68,15 @@ class GrammarPlace:
 
         Maybe none; the text that must follow can be written by other tokens too.
         """
+        if not self._forces:
+            return []
         position = len(self._tokens)
         done = position - self._forced_at
         known = self._forced[done:] if 0 <= done < len(self._forced) else []
         if not known or self._forced[:done] != self._tokens[self._forced_at :]:
             self._forced, self._forced_at = self._matcher.compute_ff_tokens(), position
             if self._matcher.is_error():
-                self._forced = []
+                self._forced, self._forces = [], False
                 self._again()
             known = self._forced
         return known[:limit]
@@ -101,7 +104,7 @@ class GrammarPlace:
         self._tokens = tokens
 
     def _renew(self) -> None:
-        self._matcher = self._cache.matcher(self._grammar)
+        self._matcher = self._cache.matcher(self._grammar, anew=True)
         self._tokens = []
 
     def _check(self) -> None:
