@@ -198,6 +198,11 @@ class Tokenizer:
         """What a chat template knows its special tokens by, e.g. ``bos_token``: a text, or a list of texts."""
         return dict(self._hf.special_tokens_map)
 
+    @property
+    def added_tokens(self) -> dict[int, str]:
+        """The added tokens, special or not, and how they are written."""
+        return {i: str(token.content) for i, token in self._added.items()}
+
     @cached_property
     def control_tokens(self) -> dict[str, bool]:
         """The spellings that ``encode`` takes for one added token, but for white space; True for special ones."""

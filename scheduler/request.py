@@ -56,6 +56,7 @@ class EngineRequest:
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    shown_special_ids: frozenset[int] = frozenset()  # special tokens that stay in the text all the same
     read_prefix_cache: bool = True  # False for echo with logprobs and prompt_logprobs
     prediction_token_ids: tuple[int, ...] = ()  # what the outputs should be like: a hint for drafters, no more
 

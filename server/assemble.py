@@ -35,6 +35,9 @@ from server.service import Service
 from server.settings import Settings
 from server.speculating import check_speculation, load_draft, report_idle_exit
 from server.speculating import speculation as build_speculation
+from server.tools.formats import find_format
+from server.tools.grammar import AddedTokens
+from server.tools.plan import ToolSupport
 from server.version import VERSION
 from specdec.describe import describe_speculation, drafter_memory
 from specdec.drafters.forced import FORCED
@@ -184,6 +187,8 @@ def assemble(
         model=names[0], fingerprint=fingerprint, level=exactness.level, store=_audit_store(settings)
     )
 
+    chat = ChatTemplate(tokenizer, timeout=settings.template_timeout)
+
     def on_step(record: StepRecord) -> None:
         metrics.observe(record)
         reporter.observe(record)
@@ -196,7 +201,8 @@ def assemble(
         grammars=Grammars(
             grammars, text, reason=no_grammars, timeout=settings.grammar_timeout, count=metrics.count_grammar_check
         ),
-        chat=ChatTemplate(tokenizer, timeout=settings.template_timeout),
+        chat=chat,
+        tools=_tools(settings, loaded, chat.source(with_tools=True)),
         facts=facts,
         metrics=metrics,
         fingerprint=fingerprint,
@@ -220,6 +226,14 @@ def _grammars(settings: Settings, loaded: LoadedModel) -> tuple[GrammarCache | N
         return None, None, str(error)
 
 
+def _tools(settings: Settings, loaded: LoadedModel, template: str | None) -> ToolSupport:
+    tokenizer = loaded.tokenizer
+    added = tokenizer.added_tokens
+    tool_format = find_format(settings.tool_call_parser, template, added.values())
+    tokens = AddedTokens(added, tokenizer.special_token_ids, frozenset(loaded.info.eos_token_ids))
+    return ToolSupport(tool_format, tokens, template)
+
+
 class TextFilters:
     """Makes the text filter of a choice (scheduler.request.TextFilterFactory)."""
 
@@ -233,6 +247,7 @@ class TextFilters:
             stop=request.stop,
             include_stop=request.include_stop_str_in_output,
             skip_special_tokens=request.skip_special_tokens,
+            shown_special_ids=request.shown_special_ids,
             stop_token_ids=params.stop_token_ids,
             min_tokens=params.min_tokens,
         )

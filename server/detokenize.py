@@ -35,18 +35,21 @@ class IncrementalText:
     A piece ends only where the text does not end in U+FFFD: that is a character whose bytes are not all there yet.
     """
 
-    __slots__ = ("_context", "_decoder", "_ids", "_read", "_skip_special")
+    __slots__ = ("_context", "_decoder", "_ids", "_read", "_skip_special", "_skipped")
 
-    def __init__(self, decoder: Decoder, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, decoder: Decoder, skip_special_tokens: bool = True, shown_special_ids: frozenset[int] = frozenset()
+    ) -> None:
         self._decoder = decoder
-        self._skip_special = skip_special_tokens
+        self._skipped = decoder.special_token_ids - shown_special_ids if skip_special_tokens else frozenset()
+        self._skip_special = skip_special_tokens and not shown_special_ids  # else those to skip never get to decode
         self._ids: list[int] = []  # from the prefix on
         self._read = 0  # text of _ids[:_read] was given: it is _context
         self._context = ""
 
     def push(self, token_id: int) -> str:
         """The text that became final with this token; often "", never part of a character."""
-        if self._skip_special and token_id in self._decoder.special_token_ids:
+        if token_id in self._skipped:
             return ""
         self._ids.append(token_id)
         text = self._decoder.decode(self._ids, self._skip_special)
@@ -141,10 +144,11 @@ class ChoiceText:
         stop: Sequence[str] = (),
         include_stop: bool = False,
         skip_special_tokens: bool = True,
+        shown_special_ids: frozenset[int] = frozenset(),
         stop_token_ids: frozenset[int] = frozenset(),
         min_tokens: int = 0,
     ) -> None:
-        self._text = IncrementalText(decoder, skip_special_tokens)
+        self._text = IncrementalText(decoder, skip_special_tokens, shown_special_ids)
         self._stops = StopText(stop, include_stop)
         self._include_stop = include_stop
         self._stop_ids = stop_token_ids

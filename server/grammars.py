@@ -58,6 +58,11 @@ class Grammars:
             "max_memory_bytes": 0 if cache is None else cache.max_bytes,
         }
 
+    @property
+    def available(self) -> bool:
+        """Whether outputs of this model can be held to a grammar."""
+        return self._cache is not None
+
     async def of(self, request: GenerationRequest) -> str | None:
         """``check`` of the grammar that the request's own fields hold; None for plain text. Raises APIError."""
         wanted = wanted_format(request.response_format, request.structured_outputs)

@@ -211,9 +211,11 @@ async def build_requests(
     request_id: str,
     arrival_time: float,
     grammar: str | None = None,
+    shown_special_ids: frozenset[int] = frozenset(),
 ) -> ResolvedCompletion:
     """From prompts in ids to engine requests, for every endpoint. ``grammar`` was checked (server/grammars.py).
 
+    ``shown_special_ids`` are special tokens that the answer's reader has to see, whatever ``skip_special_tokens`` says.
     Raises APIError if a prompt and its output cannot fit.
     """
     limits = tuple(_check_fit(len(prompt.token_ids), request, facts) for prompt in prompts)
@@ -239,6 +241,7 @@ async def build_requests(
             stop=request.stop,
             include_stop_str_in_output=request.include_stop_str_in_output,
             skip_special_tokens=request.skip_special_tokens,
+            shown_special_ids=shown_special_ids,
             # The rows that a cached prefix skips are the ones whose logprobs are wanted.
             read_prefix_cache=request.num_prompt_logprobs is None,
             prediction_token_ids=prediction,

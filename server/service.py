@@ -18,6 +18,7 @@ from server.grammars import Grammars
 from server.metrics import Metrics
 from server.resolve import CONTEXT_LENGTH, KV_CAPACITY, ModelFacts, Tokenizer
 from server.settings import Settings
+from server.tools.plan import ToolSupport
 from specdec.describe import describe_drafter
 
 _SIZE_REASONS = {CONTEXT_LENGTH: "context_length", KV_CAPACITY: "kv_capacity"}  # by the code of the answer
@@ -32,6 +33,7 @@ class Service:
     tokenizer: Tokenizer
     chat: ChatTemplate
     grammars: Grammars
+    tools: ToolSupport
     facts: ModelFacts
     metrics: Metrics
     reporter: AuditReporter

@@ -90,6 +90,11 @@ class Settings(BaseSettings):
     max_model_len: int | None = Field(
         None, ge=1, description="Most tokens of prompt and output together. Unset: what the model was trained for."
     )
+    tool_call_parser: Literal["auto", "hermes", "llama3", "mistral", "json"] = Field(
+        "auto",
+        description="How the model writes tool calls: `hermes` (`<tool_call>`, as Qwen does), `llama3`, `mistral`, or "
+        "plain `json`. `auto`: as its chat template has them, else `json`.",
+    )
 
     # --- memory ---
     block_size: int = Field(16, ge=1, le=1024, description="Tokens in one block of the KV cache.")

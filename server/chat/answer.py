@@ -18,6 +18,10 @@ class DeltaParser(Protocol):
 
     num_calls: int  # begun so far
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether the last call has begun and not ended."""
+
     def push(self, text: str) -> list[Delta]:
         """The next piece of text; gives what became sure with it."""
 
@@ -29,6 +33,7 @@ class PlainText:
     """All text is content."""
 
     num_calls = 0
+    unfinished = False
 
     def push(self, text: str) -> list[Delta]:
         return [Content(text)] if text else []
@@ -112,7 +117,8 @@ class ChatChoice:
         if self._request.return_token_ids and event.token_ids:
             about["token_ids"] = list(event.token_ids)
         if event.finish_reason is not None:
-            called = self._parser.num_calls > 0 and event.finish_reason == "stop"
+            parser = self._parser
+            called = parser.num_calls > 0 and not parser.unfinished and event.finish_reason == "stop"
             about["finish_reason"] = "tool_calls" if called else event.finish_reason
             about["stop_reason"] = event.stop_reason
         return about

@@ -6,6 +6,7 @@ from server.chat.answer import ChatChoice, DeltaParser, PlainText
 from server.chat.schema import ChatRequest
 from server.completion import Completion
 from server.errors import bad_request
+from server.output_format import wanted_format
 from server.resolve import (
     ResolvedCompletion,
     ResolvedPrompt,
@@ -15,6 +16,7 @@ from server.resolve import (
     check_fewest,
 )
 from server.service import Service
+from server.tools.plan import ToolPlan
 
 
 async def begin_chat(service: Service, request: ChatRequest, answer_id: str, arrival_time: float) -> Completion:
@@ -22,8 +24,9 @@ async def begin_chat(service: Service, request: ChatRequest, answer_id: str, arr
     with service.counting_refusals():
         check_chat_limits(request, service)
     service.check_admission(1)
+    plan = plan_tools(service, request)
     with service.counting_refusals():
-        resolved = await resolve_chat(service, request, answer_id, arrival_time)
+        resolved = await resolve_chat(service, request, plan, answer_id, arrival_time)
     prompt = resolved.prompts[0]
     return Completion(
         service,
@@ -31,7 +34,7 @@ async def begin_chat(service: Service, request: ChatRequest, answer_id: str, arr
         resolved,
         service.submit(resolved.engine_requests),
         choices={
-            spec.index: ChatChoice(spec.index, prompt, request, service.tokenizer, choice_parser(service, request))
+            spec.index: ChatChoice(spec.index, prompt, request, service.tokenizer, choice_parser(plan))
             for spec in resolved.engine_requests[0].choices
         },
         answer_id=answer_id,
@@ -48,15 +51,18 @@ def check_chat_limits(request: ChatRequest, service: Service) -> None:
 
 
 async def resolve_chat(
-    service: Service, request: ChatRequest, answer_id: str, arrival_time: float
+    service: Service, request: ChatRequest, plan: ToolPlan | None, answer_id: str, arrival_time: float
 ) -> ResolvedCompletion:
     """From messages to engine requests; ``check_chat_limits`` came before. Raises APIError."""
-    chat = await service.chat.render(request.messages, None)
+    chat = await service.chat.render(*service.tools.told(request.messages, plan))
     if request.truncate_prompt_tokens is None:
         check_fewest(chat.fewest_tokens(service.chat.tokenizer), chat.num_chars, request, service.facts)
     ids = await service.chat.encode(chat, request.add_special_tokens)
     prompt = build_prompt(ids, None, request, service.facts)
-    grammar = await service.grammars.of(request)
+    if plan is None or plan.grammar is None:
+        grammar = await service.grammars.of(request)
+    else:
+        grammar = await service.grammars.check(plan.grammar, "tools")
     return await build_requests(
         request,
         (ResolvedPrompt(prompt.token_ids, None),),
@@ -65,9 +71,25 @@ async def resolve_chat(
         request_id=answer_id,
         arrival_time=arrival_time,
         grammar=grammar,
+        shown_special_ids=frozenset() if plan is None else service.tools.special_markers,
     )
 
 
-def choice_parser(service: Service, request: ChatRequest) -> DeltaParser:
+def plan_tools(service: Service, request: ChatRequest) -> ToolPlan | None:
+    """Raises APIError if the answer is to be something that calls are not."""
+    plan = service.tools.plan(
+        request.tools,
+        request.tool_choice,
+        request.parallel_tool_calls,
+        grammars=service.grammars.available,
+        skip_special_tokens=request.skip_special_tokens,
+    )
+    wanted = wanted_format(request.response_format, request.structured_outputs)
+    if plan is not None and wanted is not None and wanted.grammar is not None:
+        raise bad_request(f"{wanted.param} cannot be combined with tools that may be called", wanted.param)
+    return plan
+
+
+def choice_parser(plan: ToolPlan | None) -> DeltaParser:
     """Makes deltas of the text of one choice."""
-    return PlainText()
+    return PlainText() if plan is None else plan.parser()

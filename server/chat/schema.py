@@ -10,6 +10,7 @@ from pydantic import Field
 from server.chat.messages import Messages
 from server.errors import bad_request
 from server.schemas import INT32_MAX, MAX_LOGPROBS, GenerationRequest, parse_request
+from server.tools.schema import ToolChoiceField, Tools, check_tool_fields
 
 
 class ChatRequest(GenerationRequest):
@@ -21,6 +22,9 @@ class ChatRequest(GenerationRequest):
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     add_special_tokens: bool = False  # a template writes its own
+    tools: Tools | None = None
+    tool_choice: ToolChoiceField | None = None
+    parallel_tool_calls: bool | None = None
     modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = None  # inert
 
     @property
@@ -78,4 +82,5 @@ def parse_chat(body: Mapping[str, Any]) -> ChatRequest:
             f"({request.max_completion_tokens}); give one of them",
             "max_tokens",
         )
+    check_tool_fields(request.tools, request.tool_choice, request.parallel_tool_calls)
     return request

@@ -25,7 +25,8 @@ class ToolFormat:
     """How a model writes calls. A call is an object of ``name`` and ``arguments``, unless ``named``.
 
     ``opening`` announces a call anywhere in the text; without it, or with ``bare``, a call may be how the text begins.
-    ``written`` is how the grammar has it written, ``parameters`` as the key where ``arguments_key`` says so.
+    The grammar has calls written with ``arguments_key``, ``separator``, ``space`` and, if ``prefer_list``, in a list;
+    the parser takes more.
     """
 
     name: FormatName
@@ -35,9 +36,10 @@ class ToolFormat:
     lists: bool = False  # a list of calls may stand for a call
     named: bool = False  # opening, name, arguments: no object around them
     sequence: bool = False  # the next call follows directly, or behind a separator
-    prefer_list: bool = False  # as the grammar writes it
+    prefer_list: bool = False
     arguments_key: Literal["arguments", "parameters"] = "arguments"
     inner: tuple[str, ...] = ()  # further markers, between name and arguments
+    separator: str = ""  # between calls, as the grammar writes them
     space: str = ""  # between opening and call, and call and closing, as the grammar writes it
     new_id: Callable[[], str] = _openai_id
 
@@ -47,8 +49,8 @@ class ToolFormat:
         return tuple(marker for marker in (self.opening, self.closing, *self.inner) if marker is not None)
 
 
-HERMES = ToolFormat("hermes", "<tool_call>", "</tool_call>", lists=True, space="\n")
-LLAMA3 = ToolFormat("llama3", "<|python_tag|>", bare=True, sequence=True, arguments_key="parameters")
+HERMES = ToolFormat("hermes", "<tool_call>", "</tool_call>", lists=True, separator="\n", space="\n")
+LLAMA3 = ToolFormat("llama3", "<|python_tag|>", bare=True, sequence=True, separator="; ", arguments_key="parameters")
 MISTRAL = ToolFormat(
     "mistral",
     "[TOOL_CALLS]",
@@ -61,7 +63,7 @@ MISTRAL = ToolFormat(
 MISTRAL_ARGS = ToolFormat(
     "mistral", "[TOOL_CALLS]", lists=True, named=True, inner=("[CALL_ID]", "[ARGS]"), new_id=_mistral_id
 )
-JSON = ToolFormat("json", None, bare=True, lists=True, sequence=True)
+JSON = ToolFormat("json", None, bare=True, lists=True, sequence=True, separator="\n")
 
 
 def find_format(

@@ -19,8 +19,9 @@ class ToolParser:
     """Takes text in pieces, as it becomes final; gives deltas. Their join does not depend on how the text was cut.
 
     A call is a known name and a JSON object. What only looks like one stays content, to the character; white space
-    around a call and what marks it are no content. ``enforced``: a grammar guarantees that what begins as a call is
-    one, so that its arguments are given as they come; else a call is held back until it is seen to be valid.
+    around a call and what marks it are no content. ``enforced``: the grammar of server/tools/grammar.py guarantees
+    that what begins as a call is one, so that its arguments are given as they come; else a call is held back until it
+    is seen to be valid.
     ``parallel``: more than one call may come; without it all behind the first is content. ``hidden`` are markers that
     are special tokens: never part of the content.
 
@@ -55,6 +56,7 @@ class ToolParser:
         self._call: CallReader | None = None
         self._called = ""  # the name in front of arguments alone
         self._in_list = False
+        self._sure = enforced and tool_format.bare  # the grammar has this call end well
         self._started = False  # the call's start was given
         self._after_call = False  # the last thing given was a call, not content
         self._deltas: list[Delta] = []
@@ -105,7 +107,7 @@ class ToolParser:
         self._drop(end)
         if opens:
             self._attempt = [] if word in self._hidden else [word]
-            self._settled = 0
+            self._settled, self._sure = 0, self._enforced
             self._state = self._body
         elif word not in self._hidden:
             self._pass(word)
@@ -128,6 +130,7 @@ class ToolParser:
         if text[0] == "[" and self._format.lists:
             self._consume(1)
             self._in_list = True
+            self._sure = self._sure and self._format.prefer_list
             return self._to(self._item)
         return self._to(self._name) if self._format.named and _NAME.match(text[0]) else self._fail()
 
@@ -170,7 +173,7 @@ class ToolParser:
         assert call is not None
         end = call.feed(self._buffer)
         self._consume(end)
-        if self._enforced and not self._started and call.begun(self._names):
+        if self._sure and not self._started and call.begun(self._names):
             self._start_call(call)
         if self._started:
             self._attempt.clear()

@@ -67,9 +67,11 @@ def byte_fallback_tokenizer() -> ModelTokenizer:
     return ModelTokenizer(PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>"))
 
 
-def save_tiny_model(folder: Path, *, seed: int = 0) -> Path:
+def save_tiny_model(
+    folder: Path, *, seed: int = 0, tokenizer: ModelTokenizer | None = None, context: int = CONTEXT
+) -> Path:
     """A random two-layer llama in bfloat16 with a byte-level tokenizer, as a checkpoint folder."""
-    tokenizer = byte_level_tokenizer()
+    tokenizer = tokenizer or byte_level_tokenizer()
     config = LlamaConfig(
         vocab_size=tokenizer.vocab_size,
         hidden_size=64,
@@ -78,7 +80,7 @@ def save_tiny_model(folder: Path, *, seed: int = 0) -> Path:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=16,
-        max_position_embeddings=CONTEXT,
+        max_position_embeddings=context,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
         tie_word_embeddings=True,

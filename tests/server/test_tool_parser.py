@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -71,6 +72,7 @@ P = W.replace("arguments", "parameters")
         (HERMES, f"<tool_call>{W}\n<tool_call>{A}", "", [BERN, SUM]),
         (HERMES, f"<tool_call>[{W}, {A}]</tool_call>", "", [BERN, SUM]),
         (HERMES, f"< tool_call>{W}", f"< tool_call>{W}", []),
+        (HERMES, f"<tool_call>{W}</tool_call>.", ".", [BERN]),
         (LLAMA3, P, "", [BERN]),
         (LLAMA3, f"\n\n{P}", "", [BERN]),
         (LLAMA3, f"<|python_tag|>{P}", "", [BERN]),
@@ -188,6 +190,12 @@ def test_under_a_grammar_a_call_that_is_cut_off_stays_an_unfinished_call() -> No
     assert whole(HERMES, f"<tool_call>\n{W[:20]}", enforced=True) == (f"<tool_call>\n{W[:20]}", [], False)
 
 
+def test_a_list_that_the_grammar_does_not_write_is_held_back() -> None:
+    text = f"[{W[:-1]}, oops"
+    assert whole(JSON, text, enforced=True) == (text, [], False)
+    assert whole(MISTRAL, f"[TOOL_CALLS][{W[:-1]}", enforced=True) == ("", [BERN], True)
+
+
 def test_a_reordered_call_is_no_call_that_a_grammar_began() -> None:
     text = '{"arguments": {"a": 1}, "name": "add", oops'
     for enforced in (False, True):
@@ -256,7 +264,7 @@ def cut(draw: st.DrawFn) -> tuple[str, list[str]]:
     text = draw(TEXTS)
     borders = sorted(draw(st.lists(st.integers(0, len(text)), max_size=12)))
     ends = [0, *borders, len(text)]
-    return text, [text[start:end] for start, end in zip(ends, ends[1:], strict=False)]
+    return text, [text[start:end] for start, end in itertools.pairwise(ends)]
 
 
 OPTIONS = st.fixed_dictionaries({"parallel": st.booleans(), "enforced": st.booleans()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -24,7 +25,7 @@ def scan(text: str, cuts: list[int]) -> tuple[int, ObjectScanner, list[tuple[str
     scanner, end = ObjectScanner(), 0
     members: list[tuple[str, str]] = []
     borders = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
-    for start, stop in zip(borders, borders[1:], strict=False):
+    for start, stop in itertools.pairwise(borders):
         if scanner.done or scanner.failed:
             break
         taken, events = scanner.feed(text[:stop], start)
