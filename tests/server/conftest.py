@@ -10,6 +10,7 @@ import pytest
 
 from server.service import Service
 from tests.server.builders import build_service, running, save_tiny_model
+from tests.server.chat_builders import save_chat_model
 
 
 @pytest.fixture(scope="session")
@@ -36,4 +37,21 @@ def base(service: Service) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def http(base: str) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=base, timeout=60, trust_env=False) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def chat_service(tiny_model: Path, model_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Service:
+    return build_service(save_chat_model(tiny_model, tmp_path_factory.mktemp("chat") / "model"), model_home)
+
+
+@pytest.fixture(scope="session")
+def chat_base(chat_service: Service) -> Iterator[str]:
+    with running(chat_service) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def chat_http(chat_base: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=chat_base, timeout=60, trust_env=False) as client:
         yield client
