@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
 from server.schemas import CompletionRequest
@@ -107,7 +107,13 @@ def answer(http: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
     return {"status": 200, "choices": choices, "usage": usage}
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+# No shrinking: each try is several requests, and a failure should be told before the test's time is up.
+@settings(
+    max_examples=25,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(
     body=BODIES,
     drafter=some(["auto", "ngram", "suffix"]),
