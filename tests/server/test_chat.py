@@ -102,9 +102,13 @@ def test_a_chat_is_the_completion_of_its_prompt(chat_http: httpx.Client, change:
     response = chat_http.post(
         "/v1/completions",
         json={
-            **{"model": MODEL_NAME, "prompt": chat["choices"][0]["prompt_token_ids"], "max_tokens": 24, "seed": 1},
+            "model": MODEL_NAME,
+            "prompt": chat["choices"][0]["prompt_token_ids"],
+            "max_tokens": 24,
+            "seed": 1,
             **fields,
-            **{"logprobs": count, "return_token_ids": True},
+            "logprobs": count,
+            "return_token_ids": True,
         },
     )
     assert response.status_code == 200, response.text

@@ -130,8 +130,8 @@ def test_adding_special_tokens_adds_them_at_the_ends(pieces: list[str]) -> None:
 
 
 @asynccontextmanager
-async def opened(template: str | dict[str, str] | None, timeout: float = LONG) -> AsyncIterator[ChatTemplate]:
-    chat = ChatTemplate(chat_tokenizer(template), timeout=timeout)
+async def opened(template: str | dict[str, str] | None, seconds: float = LONG) -> AsyncIterator[ChatTemplate]:
+    chat = ChatTemplate(chat_tokenizer(template), timeout=seconds)
     try:
         yield chat
     finally:
@@ -175,7 +175,7 @@ async def _whatever_a_template_does_is_one_refusal_and_the_next_chat_works() -> 
 
 
 async def _a_template_without_end_is_ended_and_the_next_chat_works() -> None:
-    async with opened(BAD, timeout=0.5) as chat:
+    async with opened(BAD, seconds=0.5) as chat:
         error = await refusal(chat, [{"role": "user", "content": "loop"}])
         assert (error.status, error.param) == (400, "messages")
         assert "took longer than 0.5 s" in error.message
