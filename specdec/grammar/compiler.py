@@ -47,6 +47,7 @@ class GrammarCompiler:
                 raise
             raise NoGrammars(f"its tokenizer cannot be used for grammars: {first_line(str(error))}") from error
         self.vocab_size = text.vocab_size
+        self.eos_token_ids = frozenset(text.eos_token_ids)
         self._limits = LLParserLimits(max_lexer_states=max_lexer_states, verbose_errors=False)
 
     def compile(self, grammar: str) -> LLMatcher:

@@ -9,6 +9,7 @@ from llguidance import LLMatcher
 
 from specdec.errors import SamplingError
 from specdec.grammar.compiler import GrammarCache, first_line
+from specdec.grammar.text import unforced
 from specdec.pipeline import Mask
 
 
@@ -51,9 +52,33 @@ class GrammarPlace:
             self._again()
             bits = self._matcher.compute_bitmask()
             self._check()
+        mask = self._unpack(bits)
+        return self._unforced_mask() if self._allows_nothing_real(mask) else mask
+
+    def _unpack(self, bits: bytes) -> Mask:
         size = self._cache.compiler.vocab_size
         mask: Mask = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=size, bitorder="little").view(np.bool_)
         return mask
+
+    def _allows_nothing_real(self, mask: Mask) -> bool:
+        """Whether the only token allowed is refused by the grammar itself.
+
+        Where text is forced that spells a special token, llguidance's tokenizer makes it that token.
+        """
+        if np.count_nonzero(mask) != 1:
+            return False
+        only = int(mask.argmax())
+        if only in self._cache.compiler.eos_token_ids:
+            return not self._matcher.is_accepting() and not self._matcher.is_stopped()
+        return self._matcher.validate_tokens([only]) == 0
+
+    def _unforced_mask(self) -> Mask:
+        matcher = self._cache.matcher(unforced(self._grammar))
+        matcher.try_consume_tokens(self._tokens)
+        bits = matcher.compute_bitmask()
+        if matcher.is_error():
+            raise GrammarTooComplex(f"the grammar is too complex: {first_line(matcher.get_error())}")
+        return self._unpack(bits)
 
     def num_allowed(self, tokens: Seq[int]) -> int:
         """How many of ``tokens`` the grammar allows here, one after the other; an end-of-text token may be the last."""
@@ -75,6 +100,7 @@ class GrammarPlace:
         known = self._forced[done:] if 0 <= done < len(self._forced) else []
         if not known or self._forced[:done] != self._tokens[self._forced_at :]:
             self._forced, self._forced_at = self._matcher.compute_ff_tokens(), position
+            del self._forced[self._matcher.validate_tokens(self._forced) :]
             if self._matcher.is_error():
                 self._forced, self._forces = [], False
                 self._again()

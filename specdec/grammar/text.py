@@ -27,6 +27,13 @@ def lark(grammar: str) -> str:
     return _dump({"grammars": [{"lark_grammar": grammar}]})
 
 
+def unforced(grammar: str) -> str:
+    """The same grammar, with masks that allow each token whose text can follow also where all of the text is forced."""
+    (first,) = json.loads(grammar)["grammars"]
+    text = first.get("lark_grammar") or f"start: body\nbody: %json {_dump(first['json_schema'])}"
+    return lark(f'%llguidance {{"no_forcing": true}}\n{text}')
+
+
 def literal(text: str) -> str:
     """``text`` as a lark grammar writes it."""
     return json.dumps(text, ensure_ascii=False) if text else '""'

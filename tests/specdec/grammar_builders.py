@@ -41,12 +41,12 @@ GRAMMARS = {
 
 @cache
 def toy_tokenizer() -> Tokenizer:
-    pieces = ["<eos>", *_CHARS, *(a + b for a, b in _MERGES)]
+    pieces = ["<e>", *_CHARS, *(a + b for a, b in _MERGES)]
     assert len(pieces) == len(set(pieces)) == VOCAB, len(pieces)
     tokenizer = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=_MERGES))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<eos>"])
+    tokenizer.add_special_tokens(["<e>"])
     return tokenizer
 
 
