@@ -19,8 +19,6 @@ _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator"
 _SPACE = r"[ \t\n\r]*"
 # A call without an opening is plain from here on. As the parser sees it (call.CallReader.begun).
 _BARE_HEAD = _SPACE.join(["", r"\{", '"name"', ":", '"%s"', ",", '"(arguments|parameters)"', ":"])
-# Where text that spells an added token is forced, the library would take the token for it, and then refuse that.
-_UNFORCED = '%llguidance {"no_forcing": true}'
 _TERMINALS = r"""
 TEXT: /(.|\n)+/
 BLANK: /[ \t\n\r]+/
@@ -81,13 +79,7 @@ class _Rules:
 
     def grammar(self, starts: Sequence[str]) -> str:
         rules = {"start": " | ".join(starts), **self._rules}
-        text = "\n".join(f"{name}: {rule}" for name, rule in rules.items()) + _TERMINALS
-        return lark(f"{_UNFORCED}\n{text}" if self._spells_a_token else text)
-
-    @property
-    def _spells_a_token(self) -> bool:
-        schemas = "\n".join(rule for name, rule in self._rules.items() if name.startswith("arguments"))
-        return any(spelling in schemas for spelling in self._tokens.spellings.values() if len(spelling.strip()) > 1)
+        return lark("\n".join(f"{name}: {rule}" for name, rule in rules.items()) + _TERMINALS)
 
     def open_starts(self) -> list[str]:
         """Calls behind openings, in free text."""
