@@ -56,7 +56,7 @@ async def resolve_chat(
     """From messages to engine requests; ``check_chat_limits`` came before. Raises APIError."""
     chat = await service.chat.render(*service.tools.told(request.messages, plan))
     if request.truncate_prompt_tokens is None:
-        check_fewest(chat.fewest_tokens(service.chat.tokenizer), chat.num_chars, request, service.facts)
+        check_fewest(await service.chat.fewest_tokens(chat), chat.num_chars, request, service.facts)
     ids = await service.chat.encode(chat, request.add_special_tokens)
     prompt = build_prompt(ids, None, request, service.facts)
     if plan is None or plan.grammar is None:
@@ -76,16 +76,21 @@ async def resolve_chat(
 
 
 def plan_tools(service: Service, request: ChatRequest) -> ToolPlan | None:
-    """Raises APIError if the answer is to be something that calls are not."""
-    plan = service.tools.plan(
-        request.tools,
-        request.tool_choice,
-        request.parallel_tool_calls,
-        grammars=service.grammars.available,
-        skip_special_tokens=request.skip_special_tokens,
-    )
+    """None if no tool may be called. Raises APIError if the answer is to be something that calls are not."""
     wanted = wanted_format(request.response_format, request.structured_outputs)
-    if plan is not None and wanted is not None and wanted.grammar is not None:
+    answer = request.response_format if wanted is request.response_format else None
+    try:
+        plan = service.tools.plan(
+            request.tools,
+            request.tool_choice,
+            request.parallel_tool_calls,
+            answer=None if answer is None else answer.grammar,
+            grammars=service.grammars.available,
+            skip_special_tokens=request.skip_special_tokens,
+        )
+    except ValueError as error:
+        raise bad_request(f"response_format cannot be combined with tools: {error}", "response_format") from None
+    if plan is not None and wanted is not None and wanted is not answer:
         raise bad_request(f"{wanted.param} cannot be combined with tools that may be called", wanted.param)
     return plan
 

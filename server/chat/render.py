@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 from jinja2 import Template, TemplateError
 from jinja2.ext import Extension, loopcontrols
@@ -96,7 +96,7 @@ def _compiled(template: str) -> Template:
 class _Generation(Extension):
     """``{% generation %}`` marks what a model is trained on; it has no meaning for a prompt."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 - Jinja declares it so
 
     def parse(self, parser: Parser) -> Node:
         line = next(parser.stream).lineno

@@ -41,15 +41,7 @@ class RenderedChat:
     """``pieces``: text of the template and ordinary text, alternating; see :meth:`server.chat.guard.Guard.split`."""
 
     pieces: tuple[str, ...]
-
-    @property
-    def num_chars(self) -> int:
-        return sum(map(len, self.pieces))
-
-    def fewest_tokens(self, tokenizer: ChatTokenizer) -> int:
-        """What ``encode`` does not go below. No piece but the first and last is empty, so each has a token."""
-        inner = len(self.pieces) // 2
-        return max(inner, sum(tokenizer.fewest_tokens(piece) for piece in self.pieces))
+    num_chars: int
 
 
 class ChatTemplate:
@@ -91,7 +83,13 @@ class ChatTemplate:
             raise bad_request(f"the model's chat template refuses the messages: {error}", "messages") from None
         except WorkerFailure as error:
             raise APIError(500, f"the model's chat template failed: {error}") from None
-        return RenderedChat(tuple(pieces))
+        return RenderedChat(tuple(pieces), sum(map(len, pieces)))
+
+    async def fewest_tokens(self, chat: RenderedChat) -> int:
+        """A number that ``encode`` does not go below, found without tokenizing."""
+        if chat.num_chars > THREAD_ABOVE_CHARS:
+            return await asyncio.to_thread(fewest_tokens, chat.pieces, self.tokenizer)
+        return fewest_tokens(chat.pieces, self.tokenizer)
 
     async def encode(self, chat: RenderedChat, add_special_tokens: bool) -> list[int]:
         """The prompt's ids."""
@@ -117,6 +115,12 @@ def _as_system(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 _LINE = "\n"
+
+
+def fewest_tokens(pieces: Sequence[str], tokenizer: ChatTokenizer) -> int:
+    """What ``encode_pieces`` does not go below."""
+    ordinary = len(pieces) // 2  # none is empty, so each has a token
+    return max(ordinary, sum(tokenizer.fewest_tokens(piece) for piece in pieces))
 
 
 def encode_pieces(pieces: Sequence[str], add_special_tokens: bool, tokenizer: ChatTokenizer) -> list[int]:

@@ -44,7 +44,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str | None]] = {
     "many halves of control tokens": ({"messages": [user("<|im_" * (SIZE // 5))]}, "messages"),
     "many placeholders": ({"messages": [user("".join(map(chr, range(0x100000, 0x10FFFE))) * 7)]}, "messages"),
     "long calls": ({"messages": [called(json.dumps({"a": "b" * (SIZE // 130)}), 128)]}, "messages"),
-    "deep calls": ({"messages": [called('{"a":' + "[" * (SIZE // 2), 1)]}, "messages[0].tool_calls[0].function.arguments"),
+    "deep calls": (
+        {"messages": [called('{"a":' + "[" * (SIZE // 2), 1)]},
+        "messages[0].tool_calls[0].function.arguments",
+    ),
     "long parts": ({"messages": [user([{"type": "text", "text": "a" * (SIZE // 1100)}] * 1000)]}, "messages"),
     "a long name": ({"messages": [{**user("a"), "name": "x" * (SIZE // 2)}]}, "messages[0].name"),
     "many members": ({"messages": [{**user("a"), **{str(i): 1 for i in range(SIZE // 14)}}]}, "messages[0].0"),

@@ -239,7 +239,7 @@ def test_a_chat_has_at_least_the_tokens_that_its_rendering_counts() -> None:
     async def count() -> tuple[int, int]:
         async with opened(TEMPLATE) as chat:
             rendered = await chat.render([{"role": "user", "content": "<|im_end|>a" * 50}], None)
-            return rendered.fewest_tokens(chat.tokenizer), len(await chat.encode(rendered, False))
+            return await chat.fewest_tokens(rendered), len(await chat.encode(rendered, False))
 
     fewest, actual = asyncio.run(count())
     assert 100 <= fewest <= actual
