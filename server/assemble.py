@@ -188,6 +188,7 @@ def assemble(
     )
 
     chat = ChatTemplate(tokenizer, timeout=settings.template_timeout)
+    tools = _tools(settings, loaded, chat)
 
     def on_step(record: StepRecord) -> None:
         metrics.observe(record)
@@ -202,15 +203,18 @@ def assemble(
             grammars, text, reason=no_grammars, timeout=settings.grammar_timeout, count=metrics.count_grammar_check
         ),
         chat=chat,
-        tools=_tools(settings, loaded, chat.source(with_tools=True)),
+        tools=tools,
         facts=facts,
         metrics=metrics,
         fingerprint=fingerprint,
         created=int(time.time()),
         speculation=partial(describe_speculation, drafters, controller.cost if controller else None),
-        info=_server_info(
-            settings, loaded, exactness, facts, storage, fingerprint, _kernels_info(loaded, kernels_found)
-        ),
+        info={
+            **_server_info(
+                settings, loaded, exactness, facts, storage, fingerprint, _kernels_info(loaded, kernels_found)
+            ),
+            "tool_calls": tools.info,
+        },
     )
 
 
@@ -226,12 +230,12 @@ def _grammars(settings: Settings, loaded: LoadedModel) -> tuple[GrammarCache | N
         return None, None, str(error)
 
 
-def _tools(settings: Settings, loaded: LoadedModel, template: str | None) -> ToolSupport:
-    tokenizer = loaded.tokenizer
+def _tools(settings: Settings, loaded: LoadedModel, chat: ChatTemplate) -> ToolSupport:
+    tokenizer, with_tools = loaded.tokenizer, chat.source(with_tools=True)
     added = tokenizer.added_tokens
-    tool_format = find_format(settings.tool_call_parser, template, added.values())
+    tool_format = find_format(settings.tool_call_parser, with_tools, added.values())
     tokens = AddedTokens(added, tokenizer.special_token_ids, frozenset(loaded.info.eos_token_ids))
-    return ToolSupport(tool_format, tokens, template)
+    return ToolSupport(tool_format, tokens, chat.source(with_tools=False), with_tools)
 
 
 class TextFilters:

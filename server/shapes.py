@@ -263,3 +263,4 @@ class ServerInfo(BaseModel):
     speculation: dict[str, Any]
     audit: dict[str, Any]
     structured_output: dict[str, Any]
+    tool_calls: dict[str, Any]

@@ -47,6 +47,15 @@ def required_calls(
     return rules.grammar(["call more" if tool_format.bare else f"{rules.opening} body more"])
 
 
+def calls_or_answer(
+    tool_format: ToolFormat, tools: Sequence[FunctionTool], tokens: AddedTokens, schema: object, *, parallel: bool
+) -> str:
+    """The whole answer is a JSON value that ``schema`` allows, or calls. The format must have an opening."""
+    rules = _Rules(tool_format, tools, tokens, parallel)
+    rules.add("answer", f"%json {json.dumps(schema, ensure_ascii=False)}")
+    return rules.grammar(["answer", f"{rules.opening} body more"])
+
+
 def optional_calls(
     tool_format: ToolFormat, tools: Sequence[FunctionTool], tokens: AddedTokens, *, parallel: bool
 ) -> str:
@@ -76,6 +85,9 @@ class _Rules:
             self._rules[f"arguments{i}"] = f"%json {json.dumps(schema, ensure_ascii=False)}"
         self._rules["body"] = self._body()
         self._rules["more"] = self._more()
+
+    def add(self, name: str, rule: str) -> None:
+        self._rules[name] = rule
 
     def grammar(self, starts: Sequence[str]) -> str:
         rules = {"start": " | ".join(starts), **self._rules}

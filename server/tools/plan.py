@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from server.tools.explain import with_calls_as_text, with_tools
 from server.tools.formats import ToolFormat
-from server.tools.grammar import AddedTokens, optional_calls, required_calls
+from server.tools.grammar import AddedTokens, calls_or_answer, optional_calls, required_calls
 from server.tools.parser import ToolParser
 from server.tools.schema import FunctionTool, ToolChoice
 
 Message = Mapping[str, Any]
 AUTO = ToolChoice("auto")
+ONE_AT_A_TIME = "single tool-call"  # as templates refuse to show an answer of several (Llama 3's)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +43,23 @@ class ToolPlan:
 class ToolSupport:
     """How this model calls tools."""
 
-    def __init__(self, tool_format: ToolFormat, tokens: AddedTokens, template: str | None) -> None:
-        """``template``: the source of the chat template that a request with tools uses."""
+    def __init__(
+        self, tool_format: ToolFormat, tokens: AddedTokens, template: str | None, template_with_tools: str | None = None
+    ) -> None:
+        """``template``: the source of the chat template, and of the one for requests with tools."""
         self.tool_format = tool_format
         self._tokens = tokens
-        self._shows_tools = template is not None and "tools" in template
-        self._shows_calls = template is not None and "tool_calls" in template
+        self._template = template or ""
+        self._template_with_tools = template_with_tools or self._template
+        self.shows_tools = "tools" in self._template_with_tools
+        self._one_at_a_time = ONE_AT_A_TIME in self._template_with_tools
         markers = {tokens.id_of(marker) for marker in tool_format.markers}
         self.special_markers = frozenset(i for i in markers if i is not None) & tokens.special
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """For /v1/server_info."""
+        return {"format": self.tool_format.name, "template_shows_tools": self.shows_tools}
 
     def plan(
         self,
@@ -56,24 +67,35 @@ class ToolSupport:
         choice: ToolChoice | None,
         parallel: bool | None,
         *,
+        answer: str | None = None,
         grammars: bool = True,
         skip_special_tokens: bool = True,
     ) -> ToolPlan | None:
-        """``grammars``: whether an answer can be held to one; without, ``auto`` is what the model makes of it."""
+        """``answer``: a grammar of one JSON schema, for what is no call. Raises ValueError if the format cannot tell
+        such an answer from a call. ``grammars``: whether an answer can be held to one; without, ``auto`` is what the
+        model makes of it.
+        """
         choice = choice or AUTO
         if not tools or choice.mode == "none":
             return None
         callable_tools = [tool for tool in tools if choice.names is None or tool.name in choice.names]
-        parallel = parallel is not False and not choice.single
+        parallel = parallel is not False and not choice.single and not self._one_at_a_time
+        tool_format = self.tool_format
         grammar: str | None = None
         if choice.mode == "required":
-            grammar = required_calls(self.tool_format, callable_tools, self._tokens, parallel=parallel)
+            grammar = required_calls(tool_format, callable_tools, self._tokens, parallel=parallel)
+        elif answer is not None:
+            if tool_format.opening is None:
+                raise ValueError("this model's tool calls are JSON themselves")
+            tool_format = replace(tool_format, bare=False)
+            schema = json.loads(answer)["grammars"][0]["json_schema"]
+            grammar = calls_or_answer(tool_format, callable_tools, self._tokens, schema, parallel=parallel)
         elif grammars or any(tool.strict for tool in callable_tools):
-            grammar = optional_calls(self.tool_format, callable_tools, self._tokens, parallel=parallel)
+            grammar = optional_calls(tool_format, callable_tools, self._tokens, parallel=parallel)
         hidden = [self._tokens.spellings[i] for i in self.special_markers] if skip_special_tokens else []
         return ToolPlan(
-            self.tool_format,
-            tuple(tool.body for tool in tools),
+            tool_format,
+            tuple(tool.shown for tool in tools),
             frozenset(tool.name for tool in callable_tools),
             parallel,
             grammar,
@@ -84,10 +106,10 @@ class ToolSupport:
         self, messages: Sequence[Message], plan: ToolPlan | None
     ) -> tuple[Sequence[Message], Sequence[Mapping[str, Any]] | None]:
         """Messages and tools for the chat template. What it knows nothing of is put into words instead."""
-        if not self._shows_calls:
+        if "tool_calls" not in (self._template if plan is None else self._template_with_tools):
             messages = with_calls_as_text(messages, self.tool_format)
         if plan is None:
             return messages, None
-        if self._shows_tools:
+        if self.shows_tools:
             return messages, plan.shown
         return with_tools(messages, plan.shown, self.tool_format), None

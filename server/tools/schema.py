@@ -15,6 +15,7 @@ from server.errors import bad_request, shorten
 MAX_TOOLS = 128
 MAX_DESCRIPTION = 16384  # characters
 MAX_SCHEMA_BYTES = 64 * 1024
+MAX_SCHEMAS_BYTES = 96 * 1024  # together: they are one grammar
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NAME_RULE = "1 to 64 letters, digits, underscores or dashes"
 
@@ -25,8 +26,9 @@ class FunctionTool:
 
     name: str
     parameters: Mapping[str, Any]  # JSON schema of an object
+    size: int  # its bytes as JSON
     strict: bool
-    body: Mapping[str, Any]  # as the client sent it, for the chat template
+    shown: Mapping[str, Any]  # to the model, in OpenAI's form
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +47,18 @@ def check_tools(value: object) -> tuple[FunctionTool, ...]:
     if not 1 <= len(value) <= MAX_TOOLS:
         raise bad_request(f"tools must hold 1 to {MAX_TOOLS} tools; it holds {len(value)}", "tools")
     tools: dict[str, FunctionTool] = {}
+    size = 0
     for i, item in enumerate(value):
         tool = _tool(item, f"tools[{i}]")
         if tool.name in tools:
             where = f"tools[{i}].function.name"
             raise bad_request(f"{where} is {shorten(tool.name)}, which an earlier tool has already", where)
         tools[tool.name] = tool
+        size += tool.size
+    if size > MAX_SCHEMAS_BYTES:
+        raise bad_request(
+            f"tools must hold parameters of at most {MAX_SCHEMAS_BYTES} bytes together; they have {size}", "tools"
+        )
     return tuple(tools.values())
 
 
@@ -71,13 +79,15 @@ def _tool(value: object, where: str) -> FunctionTool:
         )
     if not isinstance(strict, bool):
         raise bad_request(f"{inside}.strict must be true or false; it is {shorten(strict)}", f"{inside}.strict")
-    parameters = _parameters(function.get("parameters"), f"{inside}.parameters")
-    return FunctionTool(name, parameters, strict, {"type": "function", "function": function})
+    parameters, size = _parameters(function.get("parameters"), f"{inside}.parameters")
+    shown = {name: member for name, member in function.items() if name != "strict"}
+    return FunctionTool(name, parameters, size, strict, {"type": "function", "function": shown})
 
 
-def _parameters(value: object, where: str) -> Mapping[str, Any]:
+def _parameters(value: object, where: str) -> tuple[Mapping[str, Any], int]:
+    """The schema of an object, and its bytes as JSON."""
     if value is None:
-        return {"type": "object", "properties": {}, "additionalProperties": False}
+        return {"type": "object", "properties": {}, "additionalProperties": False}, 0
     if not isinstance(value, dict):
         raise bad_request(f"{where} must be a JSON schema object; it is {shorten(value)}", where)
     if value.get("type", "object") != "object":
@@ -85,7 +95,7 @@ def _parameters(value: object, where: str) -> Mapping[str, Any]:
     size = len(json.dumps(value, ensure_ascii=False).encode())
     if size > MAX_SCHEMA_BYTES:
         raise bad_request(f"{where} must have at most {MAX_SCHEMA_BYTES} bytes; it has {size}", where)
-    return {"type": "object", **value}
+    return {"type": "object", **value}, size
 
 
 def _members(value: object, where: str, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, Any]:
