@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from server.chat.schema import CHAT_NOT_SUPPORTED, OF_TEMPLATES, ChatRequest
 from server.metrics import PREFIX, Metrics
 from server.schemas import NOT_SUPPORTED, CompletionRequest
 from server.settings import settings_markdown
@@ -45,6 +46,12 @@ def test_every_field_of_a_request_is_documented_and_no_other() -> None:
     first_cells = [row[0] for row in table_rows(section(API, "POST /v1/completions"))]
     documented = set().union(*map(codes, first_cells))
     assert documented == set(CompletionRequest.model_fields) | set(NOT_SUPPORTED)
+
+
+def test_every_field_of_a_chat_is_documented_and_no_other() -> None:
+    fields = section(API, "POST /v1/chat/completions").partition("\n### ")[0]
+    documented = set().union(*(codes(row[0]) for row in table_rows(fields)))
+    assert documented == {*ChatRequest.model_fields, *CHAT_NOT_SUPPORTED, *OF_TEMPLATES}
 
 
 def test_every_endpoint_is_documented_and_no_other() -> None:

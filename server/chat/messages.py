@@ -143,11 +143,6 @@ def _arguments(value: object, where: str) -> dict[str, Any]:
         raise bad_request(f"{where} must be a JSON object: {reason}", where) from None
 
 
-def takes(template: str, name: str) -> bool:
-    """Whether a template looks at something of this name. What it does not look at is lost without a word."""
-    return name in template
-
-
 _TEXT = {"type": "string"}
 _NULLABLE = {"type": ["string", "null"]}
 

@@ -65,7 +65,6 @@ class ChatTemplate:
         template = self.source(bool(tools))
         if template is None:
             raise bad_request("this model has no chat template; use /v1/completions", "messages", NO_TEMPLATE)
-        _check_looked_at(messages, template)
         if "developer" not in template:
             messages = [_as_system(message) for message in messages]
         try:
@@ -99,15 +98,6 @@ class ChatTemplate:
 
     def close(self) -> None:
         self._worker.close()
-
-
-def _check_looked_at(messages: Sequence[Mapping[str, Any]], template: str) -> None:
-    """Refuse what the model would never see."""
-    for i, message in enumerate(messages):
-        if "tool_calls" in message and "tool_calls" not in template:
-            raise bad_request(
-                f"messages[{i}].tool_calls: this model's chat template knows no tool calls", f"messages[{i}].tool_calls"
-            )
 
 
 def _as_system(message: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -209,16 +209,6 @@ async def _a_developer_is_a_system_message_where_the_template_knows_none() -> No
         assert (await chat.render(developer, None)).pieces == ("developer",)
 
 
-async def _tool_calls_that_the_template_does_not_look_at_are_refused() -> None:
-    called = {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": {}}}],
-    }
-    async with opened("{{ messages[0].content }}") as chat:
-        assert (await refusal(chat, [*HELLO, called])).param == "messages[1].tool_calls"
-
-
 CASES = [
     _whatever_a_template_does_is_one_refusal_and_the_next_chat_works,
     _a_template_without_end_is_ended_and_the_next_chat_works,
@@ -226,7 +216,6 @@ CASES = [
     _a_model_without_a_template_says_so,
     _the_template_for_tools_is_used_where_there_are_some,
     _a_developer_is_a_system_message_where_the_template_knows_none,
-    _tool_calls_that_the_template_does_not_look_at_are_refused,
 ]
 
 
