@@ -24,7 +24,7 @@ class Grammars:
     """``cache`` is what the engine's constraint uses too; None, with a ``reason``, if there is no structured output.
 
     For the event loop's thread. ``timeout``: seconds for one grammar. ``count`` hears the
-    result of each check (one of server.metrics.GRAMMAR_RESULTS).
+    result of each check (one of server.metrics.GRAMMAR_RESULTS); ``module`` is what checks.
     """
 
     def __init__(
@@ -35,6 +35,7 @@ class Grammars:
         reason: str | None = None,
         timeout: float = 5.0,
         count: Count = lambda result: None,
+        module: str = "specdec.grammar.check",
     ) -> None:
         self._cache = cache
         self._tokenizer = tokenizer
@@ -42,7 +43,7 @@ class Grammars:
         self._timeout = timeout
         self._count = count
         self._checking = 0
-        self._worker = WorkerProcess("specdec.grammar.check", memory_bytes=WORKER_MEMORY)
+        self._worker = WorkerProcess(module, memory_bytes=WORKER_MEMORY)
 
     @property
     def info(self) -> dict[str, Any]:

@@ -70,7 +70,8 @@ def check_response_format(value: object) -> OutputFormat:
 def check_structured_outputs(value: object) -> OutputFormat:
     if not isinstance(value, dict):
         raise ValueError(f"must be an object with one of {', '.join(OUTPUTS)}; it is {shorten(value)}")
-    given = {name: member for name, member in value.items() if member is not None and member is not False}
+    unset = {"json_object": False}
+    given = {name: member for name, member in value.items() if member is not None and member is not unset.get(name)}
     _check_members(value, OUTPUTS)
     if len(given) != 1:
         raise ValueError(f"must have exactly one of {', '.join(OUTPUTS)}; it has {' and '.join(given) or 'none'}")

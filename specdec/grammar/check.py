@@ -7,12 +7,13 @@ from collections.abc import Callable
 
 from llguidance.gbnf_to_lark import any_to_lark
 
-from specdec.grammar.compiler import GrammarCompiler, GrammarError, TokenizerText, first_line
+from specdec.grammar.compiler import GrammarCompiler, GrammarError, TokenizerText, first_line, walk
 from specdec.grammar.text import lark
 
 NOT_LOADED = "no tokenizer was loaded"
 # A quarter of what the server's own threads have: what nests too deep for them dies here.
 _STACK_BYTES = 2 * 2**20
+_STEPS = 8  # that a grammar has to go without giving up
 
 _compilers: list[GrammarCompiler] = []
 
@@ -39,7 +40,7 @@ def check(grammar: str, foreign: bool) -> str:
 
     def compile_it() -> None:
         try:
-            _compilers[0].compile(grammar)
+            walk(_compilers[0].compile(grammar), _STEPS)
         except BaseException as error:
             failures.append(error)
 

@@ -64,6 +64,20 @@ class GrammarCompiler:
         return matcher
 
 
+def walk(matcher: LLMatcher, steps: int) -> None:
+    """Go a few tokens into the grammar, always by the first that is allowed. Raises GrammarError if it gives up."""
+    for _ in range(steps):
+        matcher.compute_ff_tokens()
+        bits = int.from_bytes(matcher.compute_bitmask(), "little")
+        if not bits or matcher.is_stopped():
+            break
+        first = (bits & -bits).bit_length() - 1
+        if not matcher.try_consume_tokens([first]):
+            break
+    if matcher.is_error():
+        raise GrammarError(f"is too complex: {first_line(matcher.get_error())}")
+
+
 class GrammarCache:
     """Compiled grammars by their text, the least recently used leave first. Safe from several threads.
 

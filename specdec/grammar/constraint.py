@@ -33,7 +33,10 @@ class GrammarConstraint(TokenConstraint):
         return self._place(sequence, ()).num_allowed(drafts)
 
     def forced(self, sequence: Sequence, limit: int) -> list[int]:
-        return self._place(sequence, ()).forced(limit)
+        try:
+            return self._place(sequence, ()).forced(limit)
+        except SamplingError:  # its mask will say so
+            return []
 
     def release(self, seq_id: int) -> None:
         self._places.pop(seq_id, None)

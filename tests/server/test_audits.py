@@ -34,6 +34,7 @@ EXTRAS: tuple[dict[str, Any], ...] = (
     {"temperature": 0, "echo": True, "logprobs": 0},
     {"prompt_logprobs": 1, "n": 2},
     {"top_k": 20, "temperature": 1.5, "prompt": ["the quick", "the quick brown"]},
+    {"structured_outputs": {"regex": "the ([a-z]{1,5} ){1,4}[0-9]"}, "speculation": {"num_speculative_tokens": 4}},
 )
 WITHOUT_LOGPROBS = tuple(extras for extras in EXTRAS if not {"logprobs", "prompt_logprobs"} & set(extras))
 

@@ -34,6 +34,7 @@ BODIES: dict[str, dict[str, Any]] = {
         "speculation": {"num_speculative_tokens": 3},
         "return_token_ids": True,
     },
+    "in a format": {"structured_outputs": {"regex": "[a-z ]{9}[0-9]{3}"}, "n": 2, "return_token_ids": True},
     "everything": {
         "seed": 7,
         "ignore_eos": True,
