@@ -81,7 +81,7 @@ class Tokenizer:
         """
         found = []
         for text, ids in zip(texts, self._encode_without_added(texts), strict=True):
-            if len(text) > 1 and not self._control_ids.isdisjoint(ids):
+            if len(text) > 1 and not self.control_ids.isdisjoint(ids):
                 ids = [token_id for piece in self._encode_without_added(list(text)) for token_id in piece]
             found.append(ids)
         return found
@@ -205,12 +205,16 @@ class Tokenizer:
 
     @cached_property
     def control_tokens(self) -> dict[str, bool]:
-        """The spellings that ``encode`` takes for one added token, but for white space; True for special ones."""
-        return {str(self._added[i].content): bool(self._added[i].special) for i in sorted(self._control_ids)}
+        """The spellings that ``encode`` takes for one added token; True for special ones.
+
+        Not those of white space or of a single character, which are added for their text.
+        """
+        return {str(self._added[i].content): bool(self._added[i].special) for i in sorted(self.control_ids)}
 
     @cached_property
-    def _control_ids(self) -> frozenset[int]:
-        return frozenset(i for i, token in self._added.items() if token.content.strip(" \t\r\n\u2581"))
+    def control_ids(self) -> frozenset[int]:
+        """The ids of ``control_tokens``."""
+        return frozenset(i for i, token in self._added.items() if len(token.content.strip(" \t\r\n\u2581")) > 1)
 
     @cached_property
     def _plain(self) -> Any:

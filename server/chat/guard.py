@@ -9,7 +9,7 @@ template is what must be encoded as ordinary text; what stands between them is t
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -62,6 +62,10 @@ class Guard:
                 runs += [[original], []]
         return ["".join(run) for run in runs]
 
+    def count(self, pieces: Sequence[str]) -> int:
+        """How many control tokens stand in pieces of the template."""
+        return sum(len(self._finder.spellings.findall(piece)) for piece in pieces)
+
     def restore(self, text: str) -> str:
         """The text with what was swapped back in it: for messages to people."""
         return "".join(self.split(text))
@@ -98,8 +102,10 @@ class _Finder:
     """Finds spellings in a text, the longest first, and halves of them at its edges."""
 
     def __init__(self, spellings: tuple[str, ...]) -> None:
+        trie = _trie_pattern(spellings)
+        self.spellings = re.compile(trie or "(?!)", re.DOTALL)
         # A placeholder that a client wrote is itself swapped.
-        self.pattern = re.compile("|".join(filter(None, (_trie_pattern(spellings), _PLACEHOLDER))), re.DOTALL)
+        self.pattern = re.compile(f"{trie}|{_PLACEHOLDER}" if trie else _PLACEHOLDER, re.DOTALL)
         self._beginnings = frozenset(text[:i] for text in spellings for i in range(_MIN_EDGE, len(text)))
         self._endings = frozenset(text[i:] for text in spellings for i in range(1, len(text) - _MIN_EDGE + 1))
         self._longest = max(map(len, spellings), default=0)

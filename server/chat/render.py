@@ -27,8 +27,9 @@ def render(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None,
     max_chars: int,
-) -> list[str]:
-    """The prompt, open for the assistant's answer, as :meth:`server.chat.guard.Guard.split` gives it.
+) -> tuple[list[str], int]:
+    """The prompt, open for the assistant's answer, as :meth:`server.chat.guard.Guard.split` gives it, and the number of
+    control tokens in it.
 
     ``control_tokens`` are spellings, True for special tokens. An assistant's own texts keep those that are not special:
     such stand in answers, and templates look for them. Raises ValueError with one line if the template is broken,
@@ -63,7 +64,8 @@ def render(
         raise ValueError("it recurses too deep") from None
     except Exception as error:  # whatever a template does with messages that it does not foresee
         raise ValueError(guard.restore(_line(error))) from None
-    return guard.split("".join(pieces))
+    found = guard.split("".join(pieces))
+    return found, guard.count(found[::2])
 
 
 def _guarded(message: Mapping[str, Any], guard: Guard, written: frozenset[str]) -> dict[str, Any]:

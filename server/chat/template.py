@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from server.errors import APIError, bad_request
+from server.errors import APIError, bad_request, unavailable
 from server.resolve import THREAD_ABOVE_CHARS
 from server.worker import WorkerError, WorkerFailure, WorkerProcess, WorkerTimeout
 
 MAX_CHARS = 16 * 2**20  # of a rendered chat; a body is smaller, but a template may repeat parts of it
 MEMORY_BYTES = 2**30
+MAX_WAITING = 256  # chats that wait for the process
 NO_TEMPLATE = "no_chat_template"
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"  # as checkpoints name them
 
@@ -35,6 +36,9 @@ class ChatTokenizer(Protocol):
     @property
     def control_tokens(self) -> Mapping[str, bool]: ...
 
+    @property
+    def control_ids(self) -> frozenset[int]: ...
+
 
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
@@ -42,6 +46,7 @@ class RenderedChat:
 
     pieces: tuple[str, ...]
     num_chars: int
+    num_control: int  # control tokens in it
 
 
 class ChatTemplate:
@@ -51,6 +56,7 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         self._timeout = timeout
         self._templates = dict(tokenizer.chat_templates)
+        self._waiting = 0
         self._worker = WorkerProcess("server.chat.render", memory_bytes=MEMORY_BYTES)
 
     def source(self, with_tools: bool) -> str | None:
@@ -61,14 +67,19 @@ class ChatTemplate:
     async def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
     ) -> RenderedChat:
-        """Raises APIError: 400 if the model has no template or the template refuses the messages, 500 if it fails."""
+        """Raises APIError: 400 if the model has no template or the template refuses the messages, 503 if too many chats
+        wait, 500 if the process fails.
+        """
         template = self.source(bool(tools))
         if template is None:
             raise bad_request("this model has no chat template; use /v1/completions", "messages", NO_TEMPLATE)
         if "developer" not in template:
             messages = [_as_system(message) for message in messages]
+        if self._waiting >= MAX_WAITING:
+            raise unavailable("overloaded", f"{self._waiting} chats are waiting for the chat template")
+        self._waiting += 1
         try:
-            pieces = await self._worker.call(
+            pieces, num_control = await self._worker.call(
                 "render",
                 template,
                 self.tokenizer.special_token_names,
@@ -82,7 +93,9 @@ class ChatTemplate:
             raise bad_request(f"the model's chat template refuses the messages: {error}", "messages") from None
         except WorkerFailure as error:
             raise APIError(500, f"the model's chat template failed: {error}") from None
-        return RenderedChat(tuple(pieces), sum(map(len, pieces)))
+        finally:
+            self._waiting -= 1
+        return RenderedChat(tuple(pieces), sum(map(len, pieces)), num_control)
 
     async def fewest_tokens(self, chat: RenderedChat) -> int:
         """A number that ``encode`` does not go below, found without tokenizing."""
@@ -91,10 +104,20 @@ class ChatTemplate:
         return fewest_tokens(chat.pieces, self.tokenizer)
 
     async def encode(self, chat: RenderedChat, add_special_tokens: bool) -> list[int]:
-        """The prompt's ids."""
+        """The prompt's ids. Raises APIError if a client's text becomes a control token nevertheless."""
         if chat.num_chars > THREAD_ABOVE_CHARS:
-            return await asyncio.to_thread(encode_pieces, chat.pieces, add_special_tokens, self.tokenizer)
-        return encode_pieces(chat.pieces, add_special_tokens, self.tokenizer)
+            return await asyncio.to_thread(self._encode, chat, add_special_tokens)
+        return self._encode(chat, add_special_tokens)
+
+    def _encode(self, chat: RenderedChat, add_special_tokens: bool) -> list[int]:
+        ids = encode_pieces(chat.pieces, False, self.tokenizer)
+        # A tokenizer may first make another text of it: of wide letters plain ones, of small letters large ones.
+        control = self.tokenizer.control_ids
+        if sum(token_id in control for token_id in ids) > chat.num_control:
+            raise bad_request(
+                "the messages hold a text that this model's tokenizer takes for a control token", "messages"
+            )
+        return encode_pieces(chat.pieces, True, self.tokenizer) if add_special_tokens else ids
 
     def close(self) -> None:
         self._worker.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,12 +11,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from model.tokenizer import Tokenizer as ModelTokenizer
 from server.chat.render import render
-from server.chat.template import ChatTemplate, encode_pieces
+from server.chat.template import MAX_WAITING, ChatTemplate, encode_pieces
 from server.errors import APIError
 from tests.server.chat_builders import HELLO, TEMPLATE, THINK, chat_tokenizer
 
@@ -30,7 +32,7 @@ def pieces_of(
     tokenizer: ModelTokenizer = TOKENIZER,
 ) -> list[str]:
     template = tokenizer.chat_templates["default"]
-    return render(template, tokenizer.special_token_names, tokenizer.control_tokens, messages, tools, 10**6)
+    return render(template, tokenizer.special_token_names, tokenizer.control_tokens, messages, tools, 10**6)[0]
 
 
 def ids_of(*args: Any, tokenizer: ModelTokenizer = TOKENIZER) -> list[int]:
@@ -38,8 +40,7 @@ def ids_of(*args: Any, tokenizer: ModelTokenizer = TOKENIZER) -> list[int]:
 
 
 def num_control(ids: Sequence[int], tokenizer: ModelTokenizer = TOKENIZER) -> int:
-    control = {tokenizer.encode(spelling, False)[0] for spelling in tokenizer.control_tokens}
-    return sum(token_id in control for token_id in ids)
+    return sum(token_id in tokenizer.control_ids for token_id in ids)
 
 
 def full_chat(text: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -122,8 +123,6 @@ def test_a_vocabulary_that_spells_a_control_token_itself_still_gives_text() -> N
 def test_adding_special_tokens_adds_them_at_the_ends(pieces: list[str]) -> None:
     tokenizer = metaspace_tokenizer()
     backend = Tokenizer.from_str(tokenizer.backend.to_str())
-    from tokenizers.processors import TemplateProcessing
-
     backend.post_processor = TemplateProcessing(single="</s> $A", special_tokens=[("</s>", 1)])
     wrapped = ModelTokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>"))
     assert encode_pieces(pieces, True, wrapped) == [1, *encode_pieces(pieces, False, wrapped)]
@@ -209,7 +208,35 @@ async def _a_developer_is_a_system_message_where_the_template_knows_none() -> No
         assert (await chat.render(developer, None)).pieces == ("developer",)
 
 
+async def _a_text_that_the_tokenizer_normalizes_to_a_control_token_is_refused() -> None:
+    backend = Tokenizer.from_str(TOKENIZER.backend.to_str())
+    backend.normalizer = normalizers.NFKC()
+    backend.add_tokens([AddedToken("<sep>", special=False, normalized=True)])
+    tokenizer = ModelTokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=TEMPLATE))
+    assert tokenizer.encode("＜sep＞") == tokenizer.encode("<sep>")  # what makes it hard
+    chat = ChatTemplate(tokenizer, timeout=LONG)
+    try:
+        for text, fine in (("<sep>", True), ("ｗide", True), ("＜sep＞", False)):
+            rendered = await chat.render([{"role": "user", "content": text}], None)
+            with contextlib.nullcontext() if fine else pytest.raises(APIError) as caught:
+                assert await chat.encode(rendered, False)
+            assert fine or caught.value.param == "messages"
+    finally:
+        chat.close()
+
+
+async def _chats_beyond_what_may_wait_are_turned_away() -> None:
+    async with opened(BAD) as chat:
+        asked = [asyncio.ensure_future(chat.render(HELLO, None)) for _ in range(MAX_WAITING + 1)]
+        done = await asyncio.gather(*asked, return_exceptions=True)
+        (refused,) = (error for error in done if isinstance(error, APIError))
+        assert (refused.status, refused.code) == (503, "overloaded")
+        assert (await chat.render(HELLO, None)).pieces == ("fine",)
+
+
 CASES = [
+    _a_text_that_the_tokenizer_normalizes_to_a_control_token_is_refused,
+    _chats_beyond_what_may_wait_are_turned_away,
     _whatever_a_template_does_is_one_refusal_and_the_next_chat_works,
     _a_template_without_end_is_ended_and_the_next_chat_works,
     _a_broken_template_is_one_line,
