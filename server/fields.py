@@ -148,8 +148,8 @@ def _strings(longest: int, most: int | None = None) -> dict[str, Any]:
     return {"anyOf": [string, {"type": "array", "items": string} | ({} if most is None else {"maxItems": most})]}
 
 
-_ID = {"type": "integer", "minimum": 0}
-_ID_LIST = {"type": "array", "items": _ID}
+ID = {"type": "integer", "minimum": 0}
+_ID_LIST = {"type": "array", "items": ID}
 _TEXT_PROMPT = {"type": "string", "minLength": 1}
 _ID_PROMPT = {**_ID_LIST, "minItems": 1}
 Prompts = Annotated[

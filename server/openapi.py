@@ -10,6 +10,8 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
+from server.fields import ID
+from server.resolve import ModelFacts
 from server.shapes import ErrorAnswer
 
 _REASONS = {
@@ -35,12 +37,13 @@ def describe(
     chunk: type[BaseModel] | None = None,
     text: str | None = None,
     errors: Iterable[int] = ANY,
+    facts: ModelFacts | None = None,
 ) -> dict[str, Any]:
     """Keyword arguments of a route.
 
     ``answer`` is the JSON answer's shape, ``text`` the media type of one that is no JSON, ``chunk`` the shape of an
     event of a streamed one. ``body`` is what the body may be, one or the other; ``refused``: its fields that are
-    refused unless they are null.
+    refused unless they are null. With ``facts`` it says what this model takes.
     """
     content: dict[str, Any] = {} if text is None else {text: {"schema": {"type": "string"}}}
     if chunk is not None:
@@ -56,7 +59,7 @@ def describe(
     described: dict[str, Any] = {"responses": responses}
     if body is not None:
         bodies = (body,) if isinstance(body, type) else tuple(body)
-        schemas = [_body_schema(each, refused) for each in bodies]
+        schemas = [_body_schema(each, refused, facts) for each in bodies]
         schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
         described["openapi_extra"] = {
             "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}
@@ -64,15 +67,37 @@ def describe(
     return described
 
 
-def _body_schema(body: type[BaseModel], refused: Collection[str]) -> dict[str, Any]:
+def _body_schema(body: type[BaseModel], refused: Collection[str], facts: ModelFacts | None) -> dict[str, Any]:
     """Its fields may be null where they may be left out: a null stands for the default."""
     schema = body.model_json_schema()
+    if facts is not None:
+        _narrow(schema["properties"], facts)
     for name, field in schema["properties"].items():
         if name not in schema.get("required", ()) and {"type": "null"} not in field.get("anyOf", ()):
             notes = {key: field.pop(key) for key in ("title", "default", "description") if key in field}
             schema["properties"][name] = {"anyOf": [dict(field), {"type": "null"}], **notes}
     schema["properties"] |= {name: {"type": "null", "description": "Not supported"} for name in refused}
     return schema
+
+
+def _narrow(fields: dict[str, dict[str, Any]], facts: ModelFacts) -> None:
+    fields["model"] = {"type": "string", "enum": list(facts.names)}
+    for name in ("max_tokens", "max_completion_tokens", "min_tokens"):
+        for kind in _kinds(fields.get(name, {})):
+            if kind.get("type") == "integer":
+                kind["maximum"] = facts.max_model_len - 1
+    ids = {"prompt": facts.embedding_rows, "tokens": facts.embedding_rows}
+    ids |= dict.fromkeys(("stop_token_ids", "allowed_token_ids"), facts.vocab_size)
+    for name, rows in ids.items():
+        if name in fields:
+            narrowed = json.dumps(ID | {"maximum": rows - 1})
+            fields[name] = json.loads(json.dumps(fields[name]).replace(json.dumps(ID), narrowed))
+
+
+def _kinds(field: dict[str, Any]) -> list[dict[str, Any]]:
+    """The alternatives of a field."""
+    kinds: list[dict[str, Any]] = field.get("anyOf", [field])
+    return kinds
 
 
 def install(app: FastAPI, chunks: Iterable[type[BaseModel]] = ()) -> None:

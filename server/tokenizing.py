@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
+from server.chat.messages import Messages
 from server.errors import APIError, bad_request, shorten
 from server.fields import MAX_STRING, Ids
 from server.logprobs import token_text
 from server.resolve import ModelFacts, Tokenizer, encode_texts
 from server.schemas import Strict, parse_request
+from server.service import Service
+from server.tools.schema import ToolChoiceField, Tools, check_tool_fields
 
 # More ids than this, or than the context if it is longer, are not put into one answer.
 MAX_TOKENS = 65536
@@ -29,6 +32,21 @@ class TokenizeRequest(Strict):
     return_token_strs: bool = False
 
 
+class TokenizeChatRequest(Strict):
+    """The body of POST /tokenize with a chat: what POST /v1/chat/completions makes a prompt of."""
+
+    model: str | None = Field(None, max_length=MAX_STRING)
+    messages: Messages
+    tools: Tools | None = None
+    tool_choice: ToolChoiceField | None = None
+    parallel_tool_calls: bool | None = None
+    add_special_tokens: bool = False  # a template writes its own
+    return_token_strs: bool = False
+    # vLLM's clients send them; a chat is always rendered up to where the model's answer begins.
+    add_generation_prompt: Literal[True] = True
+    continue_final_message: Literal[False] = False
+
+
 class DetokenizeRequest(Strict):
     """The body of POST /detokenize."""
 
@@ -36,9 +54,13 @@ class DetokenizeRequest(Strict):
     tokens: Ids
 
 
-def parse_tokenize(body: Mapping[str, Any]) -> TokenizeRequest:
-    """Raises APIError 400 with ``param`` named."""
-    return parse_request(TokenizeRequest, body)
+def parse_tokenize(body: Mapping[str, Any]) -> TokenizeRequest | TokenizeChatRequest:
+    """With messages it is a chat. Raises APIError 400 with ``param`` named."""
+    if "messages" not in body:
+        return parse_request(TokenizeRequest, body)
+    request = parse_request(TokenizeChatRequest, body)
+    check_tool_fields(request.tools, request.tool_choice, request.parallel_tool_calls)
+    return request
 
 
 def parse_detokenize(body: Mapping[str, Any]) -> DetokenizeRequest:
@@ -57,6 +79,23 @@ async def tokenize(request: TokenizeRequest, tokenizer: Tokenizer, facts: ModelF
     if len(ids) > most:
         raise _too_many("prompt", str(len(ids)), most)
     return await tokens_answer(ids, request.return_token_strs, tokenizer, facts)
+
+
+async def tokenize_chat(request: TokenizeChatRequest, service: Service) -> dict[str, Any]:
+    """The ids of the prompt that the same chat has as a request."""
+    check_model(request.model, service.facts)
+    plan = service.tools.plan(
+        request.tools, request.tool_choice, request.parallel_tool_calls, grammars=service.grammars.available
+    )
+    chat = await service.chat.render(*service.tools.told(request.messages, plan))
+    most = max(MAX_TOKENS, service.facts.max_model_len)
+    fewest = await service.chat.fewest_tokens(chat)
+    if fewest > most:
+        raise _too_many("messages", f"at least {fewest}", most)
+    ids = await service.chat.encode(chat, request.add_special_tokens)
+    if len(ids) > most:
+        raise _too_many("messages", str(len(ids)), most)
+    return await tokens_answer(ids, request.return_token_strs, service.tokenizer, service.facts)
 
 
 async def tokens_answer(

@@ -20,7 +20,9 @@ logger = logging.getLogger("truedraft.chat")
 
 def chat_router(service: Service) -> APIRouter:
     router = APIRouter()
-    described = describe(ChatAnswer, body=ChatRequest, refused=CHAT_NOT_SUPPORTED, chunk=ChatChunk, errors=POST)
+    described = describe(
+        ChatAnswer, body=ChatRequest, refused=CHAT_NOT_SUPPORTED, chunk=ChatChunk, errors=POST, facts=service.facts
+    )
 
     @router.post("/v1/chat/completions", tags=["chat"], **described)
     async def create_chat_completion(request: Request) -> Response:

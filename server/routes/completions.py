@@ -21,7 +21,12 @@ logger = logging.getLogger("truedraft.completions")
 def completions_router(service: Service) -> APIRouter:
     router = APIRouter()
     described = describe(
-        CompletionAnswer, body=CompletionRequest, refused=NOT_SUPPORTED, chunk=CompletionChunk, errors=POST
+        CompletionAnswer,
+        body=CompletionRequest,
+        refused=NOT_SUPPORTED,
+        chunk=CompletionChunk,
+        errors=POST,
+        facts=service.facts,
     )
 
     @router.post("/v1/completions", tags=["completions"], **described)

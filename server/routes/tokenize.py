@@ -13,11 +13,13 @@ from server.shapes import TextAnswer, TokensAnswer
 from server.sse import dump_json
 from server.tokenizing import (
     DetokenizeRequest,
+    TokenizeChatRequest,
     TokenizeRequest,
     detokenize,
     parse_detokenize,
     parse_tokenize,
     tokenize,
+    tokenize_chat,
 )
 
 
@@ -25,14 +27,19 @@ def tokenize_router(service: Service) -> APIRouter:
     router = APIRouter(tags=["tokens"])
     max_bytes, deadline = service.settings.max_body_bytes, service.settings.body_timeout
 
-    @router.post("/tokenize", **describe(TokensAnswer, body=TokenizeRequest, errors=POST))
+    @router.post(
+        "/tokenize",
+        **describe(TokensAnswer, body=(TokenizeRequest, TokenizeChatRequest), errors=POST, facts=service.facts),
+    )
     async def create_tokens(request: Request) -> Response:
-        """The ids of a text."""
+        """The ids of a text or of a chat."""
         parsed = await read_json_object(request, max_bytes=max_bytes, deadline=deadline, parse=parse_tokenize)
         service.check_open()
+        if isinstance(parsed, TokenizeChatRequest):
+            return _json(await tokenize_chat(parsed, service))
         return _json(await tokenize(parsed, service.tokenizer, service.facts))
 
-    @router.post("/detokenize", **describe(TextAnswer, body=DetokenizeRequest, errors=POST))
+    @router.post("/detokenize", **describe(TextAnswer, body=DetokenizeRequest, errors=POST, facts=service.facts))
     async def create_text(request: Request) -> Response:
         """The text of ids."""
         parsed = await read_json_object(request, max_bytes=max_bytes, deadline=deadline, parse=parse_detokenize)

@@ -89,6 +89,37 @@ def test_what_cannot_be_done_is_refused_by_name(
     assert len(response.json()["error"]["message"]) < 300
 
 
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.mark.parametrize("more", [{}, {"tools": [WEATHER]}, {"tools": [WEATHER], "tool_choice": "none"}], ids=str)
+def test_ids_of_a_chat_are_those_of_the_same_chat_as_a_request(http: httpx.Client, more: dict[str, Any]) -> None:
+    chat = {"messages": [{"role": "user", "content": f"Hello {EOS} moon"}], **more}
+    tokens = post(http, "/tokenize", **chat, add_generation_prompt=True)["tokens"]
+    body = {"model": MODEL_NAME, **chat, "max_tokens": 1, "return_token_ids": True}
+    response = http.post("/v1/chat/completions", json=body)
+    assert response.json()["usage"]["prompt_tokens"] == len(tokens)
+    assert response.json()["choices"][0]["prompt_token_ids"] == tokens
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"prompt": "a"}, "prompt"),
+        ({"add_generation_prompt": False}, "add_generation_prompt"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"chat_template": "x"}, "chat_template"),
+        ({"tool_choice": "auto"}, "tool_choice"),
+    ],
+    ids=str,
+)
+def test_a_chat_that_cannot_be_is_refused_by_name(http: httpx.Client, change: dict[str, Any], param: str) -> None:
+    response = http.post("/tokenize", json={"messages": [{"role": "user", "content": "a"}], **change})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+
+
 @pytest.mark.parametrize(("path", "body"), [("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [1]})])
 def test_another_model_is_a_404(http: httpx.Client, path: str, body: dict[str, Any]) -> None:
     response = http.post(path, json={**body, "model": "other"})
