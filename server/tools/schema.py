@@ -104,9 +104,8 @@ def _members(value: object, where: str, required: tuple[str, ...], optional: tup
         raise bad_request(f"{where} must be an object; it is {shorten(value)}", where)
     for name in value:
         if name not in required and name not in optional:
-            raise bad_request(
-                f"{where} has the unknown member {shorten(name)}", f"{where}.{name[:64]}", "unknown_parameter"
-            )
+            param = f"{where}.{name[:64]}"
+            raise bad_request(f"unknown parameter: {param}", param, "unknown_parameter")
     given = {name: member for name, member in value.items() if member is not None}
     for name in required:
         if name not in given:
