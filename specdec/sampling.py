@@ -69,9 +69,13 @@ def sample_row(
 ) -> int:
     """The token at output index ``t`` given the raw logits ``row`` [V]; ``state`` is None for plain parameters.
 
-    The history in ``state`` ends just before this token. Raises SamplingError.
+    The history in ``state`` ends just before this token. Where ``mask`` leaves one token, the row is not looked at.
+    Raises SamplingError.
     """
     if state is not None:
+        sole = _sole_token(params, t, mask)
+        if sole is not None:
+            return sole
         scores = adjusted_scores(row, state.rules, state.history, mask)
         if params.greedy:
             return int(scores.argmax())
@@ -95,6 +99,13 @@ def race(runners: Candidates, seed: int, t: int, vocab_size: int) -> int:
     with np.errstate(over="ignore"):  # an unlikely token's time may be infinite: it loses
         times *= np.exp(-runners.scores)
     return int(runners.token_ids[times.argmin()])
+
+
+def _sole_token(params: SamplingParams, t: int, mask: Mask | None) -> int | None:
+    """The only token that ``mask`` allows, unless it has several or another mask may forbid it."""
+    if mask is None or params.allowed_token_ids is not None or params.bad_words or t < params.min_tokens:
+        return None
+    return int(mask.argmax()) if np.count_nonzero(mask) == 1 else None
 
 
 def _argmax(row: Row) -> int:

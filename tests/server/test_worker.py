@@ -161,7 +161,7 @@ def test_a_value_error_is_one_line_and_costs_no_child() -> None:
     asyncio.run(_a_value_error_is_one_line_and_costs_no_child())
 
 
-@pytest.mark.parametrize("function", ["die", "fail", "no_such_function"])
+@pytest.mark.parametrize("function", ["die", "fail"])
 def test_a_child_that_dies_or_fails_hurts_only_its_call(function: str) -> None:
     asyncio.run(_a_child_that_dies_or_fails_hurts_only_its_call(function))
 

@@ -96,7 +96,7 @@ def test_drafts_that_leave_the_grammar_are_not_verified(truth: list[Result]) -> 
     assert bench.num_drafted == bench.num_accepted > 0
 
 
-@pytest.mark.case("S 9187")
+@pytest.mark.case("O 4081")
 def test_end_of_text_anywhere_in_a_draft_changes_nothing(truth: list[Result]) -> None:
     for at in range(5):
 
