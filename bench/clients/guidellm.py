@@ -20,14 +20,20 @@ def main() -> int:
     parser.add_argument("--concurrency", type=int, default=2)
     chosen = parser.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)
+    report = chosen.out / "guidellm.json"
     with server_process(server_flags(chosen.model), chosen.out / "server.log") as url:
-        data = json.dumps({"prompt_tokens": 100, "output_tokens": 50})
-        arguments = ["benchmark", "run", "--target", url, "--model", NAME, "--request-type", "text_completions"]
-        arguments += ["--processor", tokenizer_folder(chosen.model), "--data", data]
-        arguments += ["--profile", "concurrent", "--rate", str(chosen.concurrency)]
-        arguments += ["--max-requests", str(chosen.requests), "--output-dir", str(chosen.out), "--outputs", "json"]
+        arguments = ["run", "--backend", f"kind=openai_http,target={url},model={NAME},request_format=/v1/completions"]
+        arguments += ["--tokenizer", f"kind=hf_auto,model={tokenizer_folder(chosen.model)}"]
+        arguments += ["--data", "kind=synthetic_text,prompt_tokens=100,output_tokens=50"]
+        arguments += ["--profile", f"kind=concurrent,streams={chosen.concurrency}"]
+        arguments += ["--constraint", f"kind=max_requests,count={chosen.requests}"]
+        arguments += ["--output", f"kind=json,path={report}", "--output", "kind=console", "--disable-progress"]
         try:
             print(run_client(chosen.program, arguments, chosen.out / "guidellm.log"))
+            (benchmark,) = json.loads(report.read_text("utf-8"))["benchmarks"]
+            totals = benchmark["metrics"]["request_totals"]
+            if totals["successful"] < chosen.requests or totals["errored"]:
+                raise ClientFailed(f"not every request succeeded: {totals}")
         except ClientFailed as error:
             return fail(error)
     return 0
