@@ -41,7 +41,7 @@ from server.tools.plan import ToolSupport
 from server.version import VERSION
 from specdec.describe import describe_speculation, drafter_memory
 from specdec.drafters.forced import FORCED
-from specdec.grammar.compiler import GrammarCache, GrammarCompiler, NoGrammars, TokenizerText
+from specdec.grammar.compiler import LIBRARY, GrammarCache, GrammarCompiler, NoGrammars, TokenizerText
 from specdec.grammar.constraint import GrammarConstraint
 from specdec.probe import measured_exactness
 from specdec.sampling import Sampler
@@ -130,7 +130,8 @@ def assemble(
     exactness = measured_exactness(loaded, sampler)
     if settings.require_exact:
         exactness.require_exact(info.name)
-    fingerprint = system_fingerprint(loaded.fingerprint, kernels_identity() if kernels is not None else "numpy")
+    sampling = f"{kernels_identity() if kernels is not None else 'numpy'}/{LIBRARY}"
+    fingerprint = system_fingerprint(loaded.fingerprint, sampling)
     grammars, text, no_grammars = _grammars(settings, loaded)
     step = SpeculativeStep(
         loaded.executor,
@@ -290,7 +291,8 @@ def _audit_store(settings: Settings) -> AuditStore | None:
 
 
 def system_fingerprint(model_fingerprint: str, sampling: str) -> str:
-    """Same fingerprint, same seed, same request: same ids. ``sampling``: the kernels that take the logarithms."""
+    """Same fingerprint, same seed, same request: same ids. ``sampling``: the kernels that take the logarithms, and what
+    makes the masks of grammars."""
     return "fp_" + hashlib.sha256(f"{model_fingerprint}/{sampling}/{VERSION}".encode()).hexdigest()[:16]
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
+from importlib.metadata import version
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+LIBRARY = f"llguidance {version('llguidance')}"  # another version may allow other tokens
 MAX_GRAMMAR_BYTES = 128 * 1024
 # About 1 kB each, shared by the matchers of a grammar: a schema of an everyday kind needs some hundreds.
 MAX_LEXER_STATES = 20_000
