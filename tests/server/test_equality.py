@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -147,3 +148,25 @@ def test_any_combination_gives_the_same_answer_on_and_off(
         found = answer(http, other)
         assert found["choices"] == expected["choices"]
         assert expected["usage"] in (found["usage"], None)
+
+
+MIXED: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"seed": 1},
+    {"seed": 2, "frequency_penalty": 2, "presence_penalty": -2, "repetition_penalty": 1.3},
+    {"seed": 3, "logit_bias": {"70": 5, "0": -100}, "logprobs": 2, "n": 2},
+    {"seed": 4, "structured_outputs": {"regex": "([012] ){4,12}"}},
+    {"seed": 5, "structured_outputs": {"regex": "([012] ){4,12}"}, "frequency_penalty": 1, "logit_bias": {"70": 5}},
+    {"temperature": 0, "stop": ["1 2"], "min_tokens": 4, "echo": True},
+]
+
+
+def test_penalties_bias_grammar_and_seeds_in_one_batch_with_plain_requests_change_nothing(http: httpx.Client) -> None:
+    bodies = [{"prompt": "0 1 2 0 1 2 0 1", "max_tokens": 20, "return_token_ids": True, **more} for more in MIXED]
+    alone = [answer(http, {**body, "speculation": {"num_speculative_tokens": 0}}) for body in bodies]
+    assert {found["status"] for found in alone} == {200}
+    with ThreadPoolExecutor(len(bodies)) as threads:
+        together = list(
+            threads.map(lambda body: answer(http, {**body, "speculation": {"num_speculative_tokens": K}}), bodies)
+        )
+    assert together == alone
