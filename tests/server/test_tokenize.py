@@ -93,11 +93,11 @@ WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"t
 
 
 @pytest.mark.parametrize("more", [{}, {"tools": [WEATHER]}, {"tools": [WEATHER], "tool_choice": "none"}], ids=str)
-def test_ids_of_a_chat_are_those_of_the_same_chat_as_a_request(http: httpx.Client, more: dict[str, Any]) -> None:
+def test_ids_of_a_chat_are_those_of_the_same_chat_as_a_request(chat_http: httpx.Client, more: dict[str, Any]) -> None:
     chat = {"messages": [{"role": "user", "content": f"Hello {EOS} moon"}], **more}
-    tokens = post(http, "/tokenize", **chat, add_generation_prompt=True)["tokens"]
+    tokens = post(chat_http, "/tokenize", **chat, add_generation_prompt=True)["tokens"]
     body = {"model": MODEL_NAME, **chat, "max_tokens": 1, "return_token_ids": True}
-    response = http.post("/v1/chat/completions", json=body)
+    response = chat_http.post("/v1/chat/completions", json=body)
     assert response.json()["usage"]["prompt_tokens"] == len(tokens)
     assert response.json()["choices"][0]["prompt_token_ids"] == tokens
 
