@@ -122,9 +122,9 @@ def test_every_reference_leads_to_a_schema(document: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
-def test_requests_as_described_and_others_get_answers_as_described(http: httpx.Client, base: str, path: str) -> None:
-    seen = explore(base, "POST", path, EXAMPLES)
-    assert set(seen) <= {200, 400, 404, 415}
+def test_requests_as_described_and_others_get_answers_as_described(chat_base: str, path: str) -> None:
+    seen = explore(chat_base, "POST", path, EXAMPLES)
+    assert set(seen) <= {200, 400, 404}
     assert seen.total() >= EXAMPLES
 
 
