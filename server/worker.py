@@ -109,6 +109,9 @@ class WorkerProcess:
         with self._lock:
             if self._closed:
                 raise WorkerCrashed("the worker is closed")
+            if self._child is not None and self._child.ready and self._child.process.poll() is not None:
+                self._child.kill()  # it died between two calls, which is nobody's fault
+                self._child = None
             if self._child is None:
                 self._child = _Child(self._module, self._memory_bytes)
             child = self._child
