@@ -92,6 +92,10 @@ def plan_tools(service: Service, request: ChatRequest) -> ToolPlan | None:
         raise bad_request(f"response_format cannot be combined with tools: {error}", "response_format") from None
     if plan is not None and wanted is not None and wanted is not answer:
         raise bad_request(f"{wanted.param} cannot be combined with tools that may be called", wanted.param)
+    if plan is not None and plan.grammar is not None and request.ignore_eos:
+        raise bad_request(
+            "ignore_eos cannot be combined with tools that may be called: the end is the grammar's", "ignore_eos"
+        )
     return plan
 
 

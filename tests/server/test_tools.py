@@ -320,6 +320,26 @@ def test_output_formats_that_calls_cannot_keep_to_are_refused(http: httpx.Client
         ).is_success
 
 
+def test_where_a_grammar_holds_the_answer_its_end_cannot_be_ignored(http: httpx.Client) -> None:
+    for tool_choice in ("auto", "required", GET_WEATHER):
+        for stream in (False, True):
+            response = post(http, tool_choice=tool_choice, ignore_eos=True, stream=stream)
+            assert response.status_code == 400
+            error = response.json()["error"]
+            assert error["param"] == "ignore_eos"
+            assert "ignore_eos cannot be combined with tools" in error["message"]
+    free = answer(http, tool_choice="none", ignore_eos=True, max_completion_tokens=5)
+    assert free["usage"]["completion_tokens"] == 5
+
+
+def test_fewest_tokens_that_a_grammar_cannot_reach_are_named(http: httpx.Client) -> None:
+    choice = {"type": "function", "function": {"name": "now"}}
+    error = post(http, tool_choice=choice, min_tokens=90).json()["error"]
+    assert "min_tokens (90" in error["message"]
+    found = answer(http, tool_choice="auto", min_tokens=20, logit_bias={str(TOKENIZER.eos_token_id): 100})
+    assert found["usage"]["completion_tokens"] >= 20
+
+
 def test_a_template_that_shows_one_call_gets_one(http: httpx.Client, service: Service) -> None:
     for _ in use(service, LLAMA3, TEMPLATE + "{# only supports single tool-calls at once #}"):
         found = answer(http, tool_choice="required", max_completion_tokens=400)["choices"][0]
