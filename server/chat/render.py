@@ -32,8 +32,9 @@ def render(
     control tokens in it.
 
     ``control_tokens`` are spellings, True for special tokens. An assistant's own texts keep those that are not special:
-    such stand in answers, and templates look for them. Raises ValueError with one line if the template is broken,
-    refuses the messages, or makes more than ``max_chars`` of them.
+    such stand in answers, and templates look for them. Where its content is a list, that goes for what stands at even
+    places; the rest is a client's (server/tools/explain.py), and templates see one text. Raises ValueError with one
+    line if the template is broken, refuses the messages, or makes more than ``max_chars`` of them.
     """
     try:
         compiled = _compiled(template)
@@ -74,6 +75,8 @@ def _guarded(message: Mapping[str, Any], guard: Guard, written: frozenset[str]) 
     for name, value in message.items():
         if name == "role":
             guarded[name] = value  # one of ours
+        elif name == "content" and isinstance(value, list):
+            guarded[name] = "".join(guard.swap(part, () if i % 2 else written) for i, part in enumerate(value))
         else:
             guarded[name] = guard.swap(value, written if own and isinstance(value, str) else ())
     return guarded

@@ -27,17 +27,22 @@ def with_tools(
 
 
 def with_calls_as_text(messages: Sequence[Message], tool_format: ToolFormat) -> list[Message]:
-    """The messages with calls as the text that the model wrote, and results in messages of the user."""
+    """The messages with calls as the text that the model wrote, and results in messages of the user.
+
+    The content of a message with calls is a list: what stands at odd places says a client (names and arguments), and
+    must not become a marker; what stands at even places is the message's own text, and the format's.
+    """
     told: list[Message] = []
     names: dict[str, str] = {}
     for message in messages:
         calls = message.get("tool_calls") or ()
         if calls:
             names.update((call["id"], call["function"]["name"]) for call in calls)
-            written = [
-                write_call(tool_format, call["function"]["name"], call["function"]["arguments"]) for call in calls
-            ]
-            content = "\n".join(text for text in (message["content"], *written) if text)
+            content = [message["content"]]
+            for call in calls:
+                first, *rest = call_parts(tool_format, call["function"]["name"], call["function"]["arguments"])
+                content[-1] += f"\n{first}" if any(content) else first
+                content += rest
             told.append({name: value for name, value in message.items() if name != "tool_calls"} | {"content": content})
         elif message["role"] == "tool":
             name = names.get(message["tool_call_id"], message.get("name", ""))
@@ -53,10 +58,16 @@ def with_calls_as_text(messages: Sequence[Message], tool_format: ToolFormat) -> 
 
 def write_call(tool_format: ToolFormat, name: str, arguments: Mapping[str, Any]) -> str:
     """A call as the format has it."""
+    return "".join(call_parts(tool_format, name, arguments))
+
+
+def call_parts(tool_format: ToolFormat, name: str, arguments: Mapping[str, Any]) -> list[str]:
+    """``write_call`` in parts: at odd places those that hold the name and the arguments, at even ones the format's."""
+    opening = tool_format.opening or ""
     if tool_format.named and not tool_format.prefer_list:
-        return f"{tool_format.opening}{name}{tool_format.inner[-1]}{json.dumps(arguments, ensure_ascii=False)}"
+        return [opening, name, tool_format.inner[-1], json.dumps(arguments, ensure_ascii=False), ""]
     call = json.dumps({"name": name, tool_format.arguments_key: arguments}, ensure_ascii=False)
     if tool_format.bare:
-        return call
+        return ["", call, ""]
     call = f"[{call}]" if tool_format.prefer_list else call
-    return f"{tool_format.opening}{tool_format.space}{call}{tool_format.space}{tool_format.closing or ''}"
+    return [f"{opening}{tool_format.space}", call, f"{tool_format.space}{tool_format.closing or ''}"]

@@ -6,15 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.chat.render import render
+from server.chat.template import encode_pieces
 from server.detokenize import ChoiceText, IncrementalText
 from server.tools.explain import with_calls_as_text
 from server.tools.formats import HERMES, JSON, LLAMA3, MISTRAL, MISTRAL_ARGS, ToolFormat, find_format
 from server.tools.plan import ToolSupport
 from server.tools.schema import ToolChoice
-from tests.server.tool_builders import ADD, NOW, TEMPLATE, added_tokens, functions, tool_tokenizer
+from tests.server.tool_builders import ADD, NO_TOOLS_TEMPLATE, NOW, TEMPLATE, added_tokens, functions, tool_tokenizer
 
 TOKENIZER = tool_tokenizer()
 TOKENS = added_tokens(TOKENIZER)
+IDS = {text: token_id for token_id, text in TOKENS.spellings.items()}
 QWEN = "{%- if tools %}{{- '<tools>' }}{% endif %}... return within <tool_call></tool_call> XML tags"
 LLAMA = "{%- if tools is not none %}{% if builtin_tools %}{{ '<|python_tag|>' + call }}{% endif %}{% endif %}"
 MISTRAL_V3 = "{{- '[AVAILABLE_TOOLS] [' }}{% for tool in tools %}{% endfor %}{{- '[TOOL_CALLS] [' }}"
@@ -94,11 +97,43 @@ def test_results_of_several_calls_are_one_message_of_the_user() -> None:
         {"role": "user", "content": "Hi"},
         {
             "role": "assistant",
-            "content": 'Well.\n{"name": "f", "arguments": {"a": 1}}\n{"name": "g", "arguments": {"a": 1}}',
+            "content": [
+                "Well.\n",
+                '{"name": "f", "arguments": {"a": 1}}',
+                "\n",
+                '{"name": "g", "arguments": {"a": 1}}',
+                "",
+            ],
         },
         {"role": "user", "content": "Result of f: eins\nResult of g: zwei"},
         {"role": "assistant", "content": "Done."},
     ]
+
+
+SPELLINGS = ["<tool_call>", "</tool_call>", "<think>", "plain", "[TOOL_CALLS]", "[ARGS]", "<|im_end|>"]
+
+
+@pytest.mark.parametrize("tool_format", [HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, JSON])
+@pytest.mark.parametrize("content", ["", "<think>"])
+@given(
+    text=st.lists(st.sampled_from([*SPELLINGS, "<tool", "_call>", ">", "x", " ", "\n"]), min_size=1, max_size=5).map(
+        "".join
+    )
+)
+def test_calls_as_text_make_no_tokens_of_what_a_client_writes(tool_format: ToolFormat, content: str, text: str) -> None:
+    def ids(text: str) -> list[int]:
+        call = {"id": "1", "type": "function", "function": {"name": text, "arguments": {text: [text, {text: text}]}}}
+        messages = [{"role": "assistant", "content": content, "tool_calls": [call, call]}]
+        told = with_calls_as_text(messages, tool_format)
+        rendered, _ = render(NO_TOOLS_TEMPLATE, {}, TOKENIZER.control_tokens, told, None, 10**6)
+        found = encode_pieces(rendered, False, TOKENIZER)
+        assert TOKENIZER.decode(found, False) == "".join(rendered)
+        return [i for i in found if i in TOKENIZER.control_ids]
+
+    neutral = ids("x")
+    assert ids(text) == neutral
+    assert neutral.count(IDS["<think>"]) == (content == "<think>")  # an assistant's own text keeps it
+    assert neutral.count(IDS["<tool_call>"]) == (2 if tool_format is HERMES else 0)  # as the model wrote it
 
 
 @given(
