@@ -46,8 +46,15 @@ class ChatChoice:
     """One choice. ``take`` turns an event into streamed choices; ``whole`` is all of them as one message."""
 
     def __init__(
-        self, index: int, prompt: ResolvedPrompt, request: ChatRequest, tokenizer: Tokenizer, parser: DeltaParser
+        self,
+        index: int,
+        prompt: ResolvedPrompt,
+        request: ChatRequest,
+        tokenizer: Tokenizer,
+        parser: DeltaParser,
+        ends: frozenset[int],
     ) -> None:
+        """``ends``: the model's end-of-text tokens."""
         self.index = index
         self.num_tokens = 0
         self.timing: ChoiceTiming | None = None
@@ -55,6 +62,7 @@ class ChatChoice:
         self._request = request
         self._tokenizer = tokenizer
         self._parser = parser
+        self._ends = ends
         self._joined = JoinedDeltas()
         self._started = False
         wanted = request.num_logprobs is not None
@@ -118,7 +126,8 @@ class ChatChoice:
             about["token_ids"] = list(event.token_ids)
         if event.finish_reason is not None:
             parser = self._parser
-            called = parser.num_calls > 0 and not parser.unfinished and event.finish_reason == "stop"
+            by_itself = event.finish_reason == "stop" and event.stop_reason in self._ends
+            called = parser.num_calls > 0 and not parser.unfinished and by_itself
             about["finish_reason"] = "tool_calls" if called else event.finish_reason
             about["stop_reason"] = event.stop_reason
         return about

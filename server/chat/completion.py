@@ -27,14 +27,14 @@ async def begin_chat(service: Service, request: ChatRequest, answer_id: str, arr
     plan = plan_tools(service, request)
     with service.counting_refusals():
         resolved = await resolve_chat(service, request, plan, answer_id, arrival_time)
-    prompt = resolved.prompts[0]
+    prompt, ends = resolved.prompts[0], service.facts.eos_token_ids
     return Completion(
         service,
         request,
         resolved,
         service.submit(resolved.engine_requests),
         choices={
-            spec.index: ChatChoice(spec.index, prompt, request, service.tokenizer, choice_parser(plan))
+            spec.index: ChatChoice(spec.index, prompt, request, service.tokenizer, choice_parser(plan), ends)
             for spec in resolved.engine_requests[0].choices
         },
         answer_id=answer_id,

@@ -253,6 +253,37 @@ def test_an_answer_that_is_cut_off_ends_for_its_length(http: httpx.Client) -> No
     assert seen == [False, False, True]
 
 
+@pytest.mark.parametrize("stop", ["get_", "</tool_call>", "\n<", "<tool_call>\n{", '"}}', "never"])
+def test_a_stop_string_is_no_end_of_a_call(http: httpx.Client, stop: str) -> None:
+    for include in (False, True):
+        wanted = {
+            "tool_choice": "required",
+            "stop": [stop],
+            "include_stop_str_in_output": include,
+            "logit_bias": {str(TOKENIZER.encode("g")[0]): 3},
+            "max_completion_tokens": 300,
+        }
+        whole = answer(http, **wanted)["choices"]
+        chunks: list[Any] = sse_events(post(http, stream=True, **wanted).content)
+        assert without_ids(joined_chat(chunks)) == without_ids(whole)
+        (choice,) = whole
+        if stop == "never":
+            assert (choice["finish_reason"], choice["stop_reason"]) == ("tool_calls", TOKENIZER.eos_token_id)
+        else:
+            assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
+            assert bool(calls_of(choice)) == (stop != "<tool_call>\n{")
+
+
+def test_a_stop_token_of_the_client_is_no_end_of_a_call(http: httpx.Client) -> None:
+    found = answer(http, tool_choice=GET_WEATHER, stop_token_ids=[IDS["</tool_call>"]])["choices"][0]
+    assert (found["finish_reason"], found["stop_reason"]) == ("stop", IDS["</tool_call>"])
+    ends = answer(http, tool_choice=GET_WEATHER, stop_token_ids=[TOKENIZER.eos_token_id])["choices"][0]
+    assert (ends["finish_reason"], ends["stop_reason"]) == ("tool_calls", TOKENIZER.eos_token_id)
+    for choice in (found, ends):
+        ((name, arguments),) = calls_of(choice)
+        assert arguments_are_valid(name, arguments)
+
+
 def test_special_tokens_mark_calls_and_are_no_content(http: httpx.Client, service: Service) -> None:
     for _ in use(service, MISTRAL, TEMPLATE):
         wanted = {"logit_bias": {str(IDS["[TOOL_CALLS]"]): 100}, "parallel_tool_calls": False}
