@@ -22,6 +22,8 @@ class ToolParser:
     around a call and what marks it are no content. ``enforced``: the grammar of server/tools/grammar.py guarantees
     that what begins as a call is one, so that its arguments are given as they come; else a call is held back until it
     is seen to be valid.
+    Where the text ends inside a list of calls, or under a grammar a sequence, the beginning of the next call is no
+    content either: it is left out.
     ``parallel``: more than one call may come; without it all behind the first is content. ``hidden`` are markers that
     are special tokens: never part of the content.
 
@@ -56,6 +58,7 @@ class ToolParser:
         self._call: CallReader | None = None
         self._called = ""  # the name in front of arguments alone
         self._in_list = False
+        self._further = False  # a call came before in this list or sequence
         self._sure = enforced and tool_format.bare  # the grammar has this call end well
         self._started = False  # the call's start was given
         self._after_call = False  # the last thing given was a call, not content
@@ -121,6 +124,7 @@ class ToolParser:
         return self._to(self._body)
 
     def _body(self, final: bool) -> bool:
+        self._further = False
         self._skip_space()
         text = self._buffer
         if not text:
@@ -165,7 +169,7 @@ class ToolParser:
     def _item(self, final: bool) -> bool:
         self._skip_space()
         if not self._buffer:
-            return self._fail_if(final)
+            return self._cut_if(final)
         return self._begin_call(CallReader()) if self._buffer[0] == "{" else self._fail()
 
     def _in_call(self, final: bool) -> bool:
@@ -180,7 +184,7 @@ class ToolParser:
             self._give(Arguments(self.num_calls - 1, call.take()))
         if call.done:
             return self._end_call(call)
-        return self._fail_if(call.failed or (final and not self._started))
+        return self._fail_if(call.failed) or self._cut_if(final and not self._started)
 
     def _end_call(self, call: CallReader) -> bool:
         if not self._started:
@@ -189,7 +193,7 @@ class ToolParser:
                 return self._fail()
             self._start_call(call)
             self._give(Arguments(self.num_calls - 1, arguments))
-        self._started = False
+        self._started, self._further = False, True
         self._attempt.clear()
         return self._to(self._after_item if self._in_list else self._after)
 
@@ -257,6 +261,13 @@ class ToolParser:
 
     def _fail_if(self, condition: bool) -> bool:
         return condition and self._fail()
+
+    def _cut_if(self, condition: bool) -> bool:
+        """The text ends before a call does."""
+        if condition and self._further and (self._in_list or self._sure):
+            self._attempt.clear()
+            return False
+        return self._fail_if(condition)
 
     def _skip_space(self) -> None:
         self._consume(len(self._buffer) - len(self._buffer.lstrip(_SPACE)))

@@ -190,6 +190,37 @@ def test_under_a_grammar_a_call_that_is_cut_off_stays_an_unfinished_call() -> No
     assert whole(HERMES, f"<tool_call>\n{W[:20]}", enforced=True) == (f"<tool_call>\n{W[:20]}", [], False)
 
 
+@pytest.mark.parametrize(
+    ("tool_format", "begun", "first", "separator", "second"),
+    [
+        (MISTRAL, "[TOOL_CALLS] [", W, ", ", A),
+        (HERMES, "<tool_call>[", W, ", ", A),
+        (JSON, "[", W, ", ", A),
+        (JSON, "", W, "\n", A),
+        (LLAMA3, "", P, "; ", P),
+    ],
+)
+@pytest.mark.parametrize("enforced", [False, True])
+def test_what_is_cut_behind_a_call_of_several_is_no_content(
+    tool_format: ToolFormat, begun: str, first: str, separator: str, second: str, enforced: bool
+) -> None:
+    if not begun and not enforced:
+        return  # text may follow: nobody knows that it is a call
+    for cut in range(len(separator) + len(second)):
+        text = begun + first + (separator + second)[:cut]
+        for pieces in ([text], list(text)):
+            content, calls, unfinished = parse(tool_format, pieces, enforced=enforced)
+            assert content == ""
+            assert calls[0] == BERN
+            assert unfinished == (len(calls) > 1)
+            assert len(calls) == 1 or (enforced and second.find("{", 1) < cut - len(separator))
+
+
+def test_what_is_broken_behind_a_call_of_a_list_stays_content() -> None:
+    for rest in (", oops", ", {oops", "; ", f", {A[:16]}oops"):
+        assert whole(MISTRAL, f"[TOOL_CALLS] [{W}{rest}") == (rest, [BERN], False)
+
+
 def test_a_list_that_the_grammar_does_not_write_is_held_back() -> None:
     text = f"[{W[:-1]}, oops"
     assert whole(JSON, text, enforced=True) == (text, [], False)

@@ -284,6 +284,22 @@ def test_a_stop_token_of_the_client_is_no_end_of_a_call(http: httpx.Client) -> N
         assert arguments_are_valid(name, arguments)
 
 
+def test_a_list_of_calls_that_is_cut_off_leaves_no_content(http: httpx.Client, service: Service) -> None:
+    for _ in use(service, MISTRAL, TEMPLATE):
+        wanted = {"tools": [NOW], "tool_choice": "required", "logit_bias": {str(TOKENIZER.encode(",")[0]): 100}}
+        seen = set()
+        for limit in range(34, 74, 4):
+            whole = answer(http, **wanted, max_completion_tokens=limit)["choices"]
+            chunks: list[Any] = sse_events(post(http, **wanted, max_completion_tokens=limit, stream=True).content)
+            assert without_ids(joined_chat(chunks)) == without_ids(whole)
+            (choice,) = whole
+            assert choice["finish_reason"] == "length"
+            if calls_of(choice):
+                seen.add(len(calls_of(choice)))
+                assert choice["message"]["content"] is None
+        assert {1, 2} <= seen
+
+
 def test_special_tokens_mark_calls_and_are_no_content(http: httpx.Client, service: Service) -> None:
     for _ in use(service, MISTRAL, TEMPLATE):
         wanted = {"logit_bias": {str(IDS["[TOOL_CALLS]"]): 100}, "parallel_tool_calls": False}
