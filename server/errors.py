@@ -64,7 +64,7 @@ def shorten(value: object, limit: int = 64) -> str:
     if isinstance(value, str):
         return repr(value if len(value) <= limit else value[:limit] + "…")
     if isinstance(value, (list, dict)):
-        kind = "list" if isinstance(value, list) else "object"
-        return f"a {kind} of {len(value)}"
+        kind = "a list" if isinstance(value, list) else "an object"
+        return f"{kind} of {len(value)}"
     text = {None: "null", True: "true", False: "false"}.get(value) if value is None or isinstance(value, bool) else None
     return text or repr(value)[:limit]

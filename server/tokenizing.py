@@ -57,7 +57,12 @@ class DetokenizeRequest(Strict):
 def parse_tokenize(body: Mapping[str, Any]) -> TokenizeRequest | TokenizeChatRequest:
     """With messages it is a chat. Raises APIError 400 with ``param`` named."""
     if "messages" not in body:
+        for name in TokenizeChatRequest.model_fields:
+            if name in body and name not in TokenizeRequest.model_fields:
+                raise bad_request(f"{name} is of a chat, which has messages; they are missing", name)
         return parse_request(TokenizeRequest, body)
+    if "prompt" in body:
+        raise bad_request("prompt cannot be combined with messages: they make a prompt; give one of them", "prompt")
     request = parse_request(TokenizeChatRequest, body)
     check_tool_fields(request.tools, request.tool_choice, request.parallel_tool_calls)
     return request

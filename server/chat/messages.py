@@ -139,8 +139,10 @@ def _arguments(value: object, where: str) -> dict[str, Any]:
     try:
         return parse_json_object(text.encode())
     except APIError as error:
-        reason = error.message.replace("the body", "it", 1)
-        raise bad_request(f"{where} must be a JSON object: {reason}", where) from None
+        _, _, reason = error.message.partition("the body ")
+        if reason.startswith("must be"):  # it is JSON
+            raise bad_request(f"{where} must be a JSON object; it is another JSON value", where) from None
+        raise bad_request(f"{where} must be a JSON object; it {reason}", where) from None
 
 
 _TEXT = {"type": "string"}

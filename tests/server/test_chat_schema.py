@@ -97,6 +97,30 @@ def test_what_cannot_be_honoured_is_refused_by_name(change: dict[str, Any], para
     assert "\n" not in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ({}, "messages must be a list; it is an object of 0"),
+        ([[]], "messages[0] must be an object; it is a list of 0"),
+        *(
+            ([assistant(tool_calls=[called(value)])], f"{FUNCTION}.arguments must be a JSON object; it {reason}")
+            for value, reason in (
+                ("[]", "is another JSON value"),
+                ("3", "is another JSON value"),
+                ('{"a": 1, "a": 2}', "holds the name 'a' twice in one object"),
+                ('{"a": NaN}', "holds NaN, which is not JSON"),
+                ("{} {}", "is not valid JSON: Extra data (line 1, column 4)"),
+            )
+        ),
+        ([assistant(tool_calls=[called({})])], f"{FUNCTION}.arguments must be a string; it is an object of 0"),
+    ],
+)
+def test_messages_say_what_is_wrong(messages: object, message: str) -> None:
+    with pytest.raises(APIError) as caught:
+        parse_chat({"model": "m", "messages": messages})
+    assert caught.value.message == message
+
+
 def test_a_null_stands_for_the_default() -> None:
     nulls = dict.fromkeys(set(ChatRequest.model_fields) - {"model", "messages"})
     assert parse_chat({"model": "m", "messages": [USER], **nulls}) == parse_chat({"model": "m", "messages": [USER]})

@@ -120,6 +120,25 @@ def test_a_chat_that_cannot_be_is_refused_by_name(http: httpx.Client, change: di
     assert response.json()["error"]["param"] == param
 
 
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        ({"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, "prompt", "cannot be combined with messages"),
+        ({"prompt": "a", "tools": []}, "tools", "is of a chat, which has messages"),
+        ({"prompt": "a", "tool_choice": "none"}, "tool_choice", "is of a chat, which has messages"),
+        ({"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt", "is of a chat, which has messages"),
+        ({"tools": []}, "tools", "is of a chat, which has messages"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_combined_is_said(http: httpx.Client, body: dict[str, Any], param: str, message: str) -> None:
+    response = http.post("/tokenize", json=body)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert f"{param} {message}" in error["message"]
+
+
 @pytest.mark.parametrize(("path", "body"), [("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [1]})])
 def test_another_model_is_a_404(http: httpx.Client, path: str, body: dict[str, Any]) -> None:
     response = http.post(path, json={**body, "model": "other"})
