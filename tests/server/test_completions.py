@@ -237,8 +237,10 @@ def test_the_end_of_text_stops_unless_it_is_ignored(http: httpx.Client, service:
     body = {"logit_bias": {str(eos): 100}, "max_tokens": 5, "temperature": 0, "return_token_ids": True}
     ended = complete(http, **body)["choices"][0]
     assert (ended["token_ids"], ended["finish_reason"], ended["text"]) == ([eos], "stop", "")
+    assert ended["stop_reason"] == eos
     going = complete(http, **body, ignore_eos=True, skip_special_tokens=False)["choices"][0]
     assert (going["token_ids"], going["finish_reason"], going["text"]) == ([eos] * 5, "length", EOS * 5)
+    assert going["stop_reason"] is None
     late = complete(http, **body, min_tokens=3)["choices"][0]
     assert len(late["token_ids"]) == 4
     assert late["token_ids"][-1] == eos
