@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -13,6 +14,10 @@ LIBRARY = f"llguidance {version('llguidance')}"  # another version may allow oth
 MAX_GRAMMAR_BYTES = 128 * 1024
 # About 1 kB each, shared by the matchers of a grammar: a schema of an everyday kind needs some hundreds.
 MAX_LEXER_STATES = 20_000
+# Items of the parser behind one token, and for one mask. A row of n items costs n * n, so these bound the time of one
+# call. An object needs 4 in a row for each optional property, an ambiguous grammar any number.
+MAX_ROW_ITEMS = 800
+MAX_STEP_ITEMS = 3_000
 # What a compiled grammar should keep, in bytes: for itself, and for each byte of its text (measured, rounded up).
 _FIXED_BYTES, _BYTES_PER_BYTE = 256 * 1024, 64
 
@@ -50,7 +55,12 @@ class GrammarCompiler:
             raise NoGrammars(f"its tokenizer cannot be used for grammars: {first_line(str(error))}") from error
         self.vocab_size = text.vocab_size
         self.eos_token_ids = frozenset(text.eos_token_ids)
-        self._limits = LLParserLimits(max_lexer_states=max_lexer_states, verbose_errors=False)
+        self._limits = LLParserLimits(
+            max_lexer_states=max_lexer_states,
+            max_items_in_row=MAX_ROW_ITEMS,
+            step_max_items=MAX_STEP_ITEMS,
+            verbose_errors=False,
+        )
 
     def compile(self, grammar: str) -> LLMatcher:
         """A matcher at the start, its first mask computed. Raises GrammarError if no output can satisfy it."""
@@ -58,10 +68,10 @@ class GrammarCompiler:
             raise GrammarError(f"is larger than {MAX_GRAMMAR_BYTES} bytes")
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
         if matcher.is_error():
-            raise GrammarError(f"cannot be compiled: {first_line(matcher.get_error())}")
+            raise GrammarError(f"cannot be compiled: {reason(matcher.get_error())}")
         matcher.compute_bitmask()
         if matcher.is_error():
-            error = first_line(matcher.get_error())
+            error = reason(matcher.get_error())
             raise GrammarError("allows no output" if error.startswith("NoExtension") else f"is too complex: {error}")
         return matcher
 
@@ -77,7 +87,7 @@ def walk(matcher: LLMatcher, steps: int) -> None:
         if not matcher.try_consume_tokens([first]):
             break
     if matcher.is_error():
-        raise GrammarError(f"is too complex: {first_line(matcher.get_error())}")
+        raise GrammarError(f"is too complex: {reason(matcher.get_error())}")
 
 
 class GrammarCache:
@@ -129,6 +139,23 @@ class GrammarCache:
 def estimated_bytes(grammar: str) -> int:
     """What a compiled grammar should keep."""
     return _FIXED_BYTES + _BYTES_PER_BYTE * len(grammar.encode())
+
+
+def has_too_many_items(error: str) -> bool:
+    """Whether llguidance ran into MAX_ROW_ITEMS or MAX_STEP_ITEMS, as it always does behind the same tokens."""
+    return "Current row has" in error or "Too many items" in error
+
+
+def reason(error: str) -> str:
+    """Why llguidance gave up, in a line for the client."""
+    line = first_line(error)
+    row = re.search(r"Current row has (\d+) items", error)
+    if row:
+        return f"{row[1]} ways to go on have to be followed at once, at most {MAX_ROW_ITEMS} can be; is it ambiguous?"
+    if has_too_many_items(error):
+        return f"more than {MAX_STEP_ITEMS} ways to go on have to be followed for one token; is it ambiguous?"
+    said = re.search(r"^error: (.+)$", error, re.MULTILINE)  # the regex compiler's, below a drawing
+    return f"{line.removesuffix('regex parse error:').rstrip(' :')}: {said[1]}"[:300] if said else line
 
 
 def first_line(text: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from specdec.constraint import TokenConstraint
 from specdec.errors import SamplingError
 from specdec.grammar.compiler import GrammarCache, GrammarError
-from specdec.grammar.place import GrammarPlace
+from specdec.grammar.place import MAX_CHECKED_DRAFTS, GrammarPlace
 from specdec.pipeline import Mask
 from specdec.sequence import Sequence
 
@@ -30,7 +30,7 @@ class GrammarConstraint(TokenConstraint):
         return self._place(sequence, drafts).mask()
 
     def num_allowed(self, sequence: Sequence, drafts: Seq[int]) -> int:
-        return self._place(sequence, ()).num_allowed(drafts)
+        return self._place(sequence, ()).num_allowed(drafts[:MAX_CHECKED_DRAFTS])
 
     def forced(self, sequence: Sequence, limit: int) -> list[int]:
         try:

@@ -8,9 +8,11 @@ import numpy as np
 from llguidance import LLMatcher
 
 from specdec.errors import SamplingError
-from specdec.grammar.compiler import GrammarCache, first_line
+from specdec.grammar.compiler import GrammarCache, has_too_many_items, reason
 from specdec.grammar.text import unforced
 from specdec.pipeline import Mask
+
+MAX_CHECKED_DRAFTS = 16  # tokens in a step: each may cost what a token of the output may
 
 
 class GrammarTooComplex(SamplingError):
@@ -21,8 +23,8 @@ class GrammarPlace:
     """The grammar's state behind some output tokens, which ``move_to`` names.
 
     That the state depends on these tokens alone is a promise: whatever was tried and taken back leaves no trace. A
-    matcher that fails is compiled anew and asked once more, so that what drafts have cost it, or other sequences of the
-    same grammar, is not held against this one.
+    matcher that runs out of lexer states is compiled anew and asked once more, so that what drafts have cost it, or
+    other sequences of the same grammar, is not held against this one.
     """
 
     def __init__(self, cache: GrammarCache, grammar: str) -> None:
@@ -33,6 +35,7 @@ class GrammarPlace:
         self._forced: list[int] = []  # what the grammar forces from output index _forced_at on
         self._forced_at = 0
         self._forces = True  # False once it took too much to find out
+        self._checks_drafts = True  # so
 
     def move_to(self, tokens: Seq[int]) -> None:
         """The state behind ``tokens``, all of which the grammar allowed in turn. Raises SamplingError if it did not."""
@@ -49,6 +52,7 @@ class GrammarPlace:
         """``[V]``: what may follow; an end-of-text token exactly where the grammar accepts. Raises SamplingError."""
         bits = self._matcher.compute_bitmask()
         if self._matcher.is_error():
+            self._check_items()
             self._again()
             bits = self._matcher.compute_bitmask()
             self._check()
@@ -77,14 +81,26 @@ class GrammarPlace:
         matcher.try_consume_tokens(self._tokens)
         bits = matcher.compute_bitmask()
         if matcher.is_error():
-            raise GrammarTooComplex(f"the grammar is too complex: {first_line(matcher.get_error())}")
+            raise GrammarTooComplex(f"the grammar is too complex: {reason(matcher.get_error())}")
         return self._unpack(bits)
 
     def num_allowed(self, tokens: Seq[int]) -> int:
-        """How many of ``tokens`` the grammar allows here, one after the other; an end-of-text token may be the last."""
-        allowed = self._matcher.validate_tokens(list(tokens))
-        if self._matcher.is_error():
-            self._again()
+        """How many of ``tokens`` the grammar allows here, one after the other; an end-of-text token may be the last.
+
+        Each is consumed by itself: llguidance holds no limit while it validates several.
+        That is done to a copy, as a matcher that runs into a limit is lost; no draft is allowed here any more then.
+        """
+        if not self._checks_drafts:
+            return 0
+        probe, allowed = self._matcher.deep_copy(), 0
+        for token in tokens:
+            if token in self._cache.compiler.eos_token_ids:
+                return allowed + (probe.is_accepting() or probe.is_stopped())
+            if probe.try_consume_tokens([token]) != 1:
+                break
+            allowed += 1
+        if probe.is_error():
+            self._checks_drafts = False
             return 0
         return allowed
 
@@ -100,10 +116,10 @@ class GrammarPlace:
         known = self._forced[done:] if 0 <= done < len(self._forced) else []
         if not known or self._forced[:done] != self._tokens[self._forced_at :]:
             self._forced, self._forced_at = self._matcher.compute_ff_tokens(), position
-            del self._forced[self._matcher.validate_tokens(self._forced) :]
             if self._matcher.is_error():
                 self._forced, self._forces = [], False
                 self._again()
+            del self._forced[self.num_allowed(self._forced[:MAX_CHECKED_DRAFTS]) :]
             known = self._forced
         return known[:limit]
 
@@ -113,6 +129,7 @@ class GrammarPlace:
         if self._matcher.try_consume_tokens(tokens) == len(tokens) and not self._matcher.is_error():
             self._tokens += tokens
             return
+        self._check_items()
         before = self._tokens
         self._renew()
         self._tokens = before + tokens
@@ -133,9 +150,14 @@ class GrammarPlace:
         self._matcher = self._cache.matcher(self._grammar, anew=True)
         self._tokens = []
 
+    def _check_items(self) -> None:
+        """No other matcher would get further than one that ran into the limits on items; finding out takes long."""
+        if self._matcher.is_error() and has_too_many_items(self._matcher.get_error()):
+            self._check()
+
     def _check(self) -> None:
         if self._matcher.is_error():
-            error = first_line(self._matcher.get_error())
+            error = reason(self._matcher.get_error())
             raise GrammarTooComplex(f"the grammar is too complex at output position {len(self._tokens)}: {error}")
 
 

@@ -19,7 +19,10 @@ def regex(pattern: str) -> str:
 
 def choice(texts: Sequence[str]) -> str:
     """One of ``texts``, exactly."""
-    return lark("start: " + " | ".join(literal(text) for text in texts))
+    # One terminal: as alternatives of a rule, each would be an item of the parser.
+    written = " | ".join(literal(text) for text in dict.fromkeys(texts) if text)
+    starts = [*(["TEXT"] if written else []), *(['""'] if "" in texts else [])]
+    return lark(f"start: {' | '.join(starts)}" + (f"\nTEXT: {written}" if written else ""))
 
 
 def lark(grammar: str) -> str:

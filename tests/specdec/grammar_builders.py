@@ -39,6 +39,12 @@ GRAMMARS = {
 }
 
 
+def ambiguous(n: int, term: str = "/[abck]/") -> str:
+    """A small grammar that allows much in many ways: the parser follows more of them with every token."""
+    rules = [f"a{i}: a a{(i + 1) % n} | a{(i + 7) % n} a | {term} |" for i in range(n)]
+    return lark("\n".join(["start: a", "a: " + "|".join(f"a{i}" for i in range(n)), *rules]))
+
+
 @cache
 def toy_tokenizer() -> Tokenizer:
     pieces = ["<e>", *_CHARS, *(a + b for a, b in _MERGES)]

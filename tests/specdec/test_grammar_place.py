@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,6 +15,7 @@ from llguidance import LLMatcher
 from specdec.errors import SamplingError
 from specdec.grammar.compiler import (
     MAX_GRAMMAR_BYTES,
+    MAX_ROW_ITEMS,
     GrammarCache,
     GrammarCompiler,
     GrammarError,
@@ -18,10 +23,21 @@ from specdec.grammar.compiler import (
     TokenizerText,
     estimated_bytes,
 )
-from specdec.grammar.place import GrammarPlace
+from specdec.grammar.constraint import GrammarConstraint
+from specdec.grammar.place import MAX_CHECKED_DRAFTS, GrammarPlace, GrammarTooComplex
 from specdec.grammar.text import choice, json_schema, lark, regex
+from specdec.params import SamplingParams
 from tests.specdec.builders import VOCAB
-from tests.specdec.grammar_builders import EOS, GRAMMARS, ids, toy_cache, toy_compiler, toy_tokenizer, written
+from tests.specdec.grammar_builders import (
+    EOS,
+    GRAMMARS,
+    ambiguous,
+    ids,
+    toy_cache,
+    toy_compiler,
+    toy_tokenizer,
+    written,
+)
 
 COMPILER = toy_compiler()
 CACHE = GrammarCache(COMPILER, 2**30)
@@ -180,8 +196,9 @@ def test_the_cache_keeps_to_its_bytes_and_always_keeps_the_newest() -> None:
 @pytest.mark.parametrize(
     ("grammar", "message"),
     [
-        (regex("((("), "cannot be compiled"),
-        (regex("(?=a)b"), "cannot be compiled"),
+        (regex("((("), "unclosed group"),
+        (regex("(?=a)b"), "look-around"),
+        (ambiguous(200), "ways to go on"),
         (regex("[^\\s\\S]"), "allows no output"),
         (lark('start: "a" other'), "cannot be compiled"),
         (lark(""), "cannot be compiled"),
@@ -199,6 +216,65 @@ def test_a_grammar_that_cannot_be_used_is_refused_in_one_line(grammar: str, mess
     with pytest.raises(GrammarError, match=message) as error:
         COMPILER.compile(grammar)
     assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("term", ["/[abck]/", '"abc" | "k"', "/0?[a-c]+/"])
+@pytest.mark.parametrize("n", [12, 20, 40, 60])
+def test_an_ambiguous_grammar_fails_before_its_calls_take_long(n: int, term: str) -> None:
+    """What the last token cost is the square of what the message says, and each one before it cost less."""
+    grammar, tokens = ambiguous(n, term), ids(("abck" if "k" in term else "abc0") * 100)
+
+    def go() -> None:
+        place = GrammarPlace(CACHE, grammar)
+        for end in range(len(tokens)):
+            place.move_to(tokens[:end])
+            place.mask()
+
+    with pytest.raises((GrammarError, GrammarTooComplex)) as caught:
+        go()
+    assert "too complex" in str(caught.value)
+    (items,) = re.findall(r"(\d+) ways to go on", str(caught.value))
+    assert int(items) < 1.5 * MAX_ROW_ITEMS or "more than" in str(caught.value)
+
+
+def test_drafts_that_run_into_a_limit_cost_nothing_but_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammar, tokens = ambiguous(12), ids("abck" * 20)
+    place = fresh(grammar, tokens[:2])
+    before = place.mask()
+    matcher = place._matcher
+    assert place.num_allowed(tokens[2:4]) == 2
+    assert place.num_allowed(tokens[2:]) == 0
+    monkeypatch.setattr(place, "_renew", lambda: pytest.fail("it went all the way again"))
+    assert place.num_allowed(tokens[2:4]) == 0, "checked no more"
+    assert place._matcher is matcher
+    assert (place.mask() == before).all()
+    place.move_to(tokens[:4])
+    assert (place.mask() == fresh(grammar, tokens[:4]).mask()).all()
+
+
+def test_a_step_checks_a_bounded_number_of_drafts() -> None:
+    constraint = GrammarConstraint(CACHE)
+    tokens = ids("a" * 100)
+    params = SamplingParams(seed=1, grammar=regex("a*"))
+    sequence: Any = SimpleNamespace(seq_id=0, params=params, output_token_ids=[])
+    assert fresh(regex("a*"), []).num_allowed(tokens) == 100
+    assert constraint.num_allowed(sequence, tokens) == MAX_CHECKED_DRAFTS
+    assert len(fresh(choice(["ab0" * 40]), []).forced(99)) <= MAX_CHECKED_DRAFTS
+
+
+def test_a_choice_may_be_one_of_4096_texts() -> None:
+    texts = ["".join("abck012x"[i >> shift & 7] for shift in (9, 6, 3, 0)) + "true" * 5 for i in range(4096)]
+    grammar = choice([*texts, texts[0]])
+    for text in texts[::500]:
+        place, tokens = GrammarPlace(CACHE, grammar), ids(text)
+        for end in range(len(tokens)):
+            place.move_to(tokens[:end])
+            assert place.mask()[tokens[end]]
+        place.move_to(tokens)
+        assert np.flatnonzero(place.mask()).tolist() == [EOS]
+    assert fresh(choice(["", "ab"]), []).mask()[EOS]
+    assert fresh(choice([""]), []).mask()[EOS]
+    assert not fresh(choice(["ab"]), []).mask()[EOS]
 
 
 def test_several_end_of_text_tokens_are_all_allowed_at_the_end() -> None:

@@ -16,7 +16,7 @@ from specdec.grammar.text import choice
 from specdec.params import SamplingParams
 from specdec.sequence import Sequence
 from tests.specdec.builders import VOCAB, Bench, Result, ScriptedDrafter, outputs, prompts
-from tests.specdec.grammar_builders import EOS, GRAMMARS, ids, toy_cache, written
+from tests.specdec.grammar_builders import EOS, GRAMMARS, ambiguous, ids, toy_cache, written
 from tests.specdec.test_pathwise import DRAFTERS, facts, make_drafter
 
 CACHE = toy_cache()
@@ -139,6 +139,23 @@ def test_preemption_at_any_step_changes_nothing(truth: list[Result]) -> None:
             if (seq_id + step) % 3 == 0:
                 bench.preempt(seq_id)
     assert [facts(bench.results[i]) for i in range(len(truth))] == [facts(result) for result in truth]
+
+
+def test_a_grammar_that_becomes_too_complex_ends_its_own_request_alone(truth: list[Result]) -> None:
+    params = [*PARAMS, replace(BASE, grammar=ambiguous(20), logit_bias=((EOS, -100.0),))]
+    prompts_ = [*PROMPTS, PROMPTS[0]]
+    alone = outputs([PROMPTS[0]], params[-1:], constraint=GrammarConstraint(CACHE))[0]
+    assert alone.error is not None
+    assert "the grammar is too complex at output position" in alone.error
+    for drafted in ("abck" * 8, "a"):
+
+        def script(sequence: Sequence, limit: int, text: str = drafted) -> list[int]:
+            return ids(text)[:limit]
+
+        drafter = ScriptedDrafter(script)
+        found = outputs(prompts_, params, drafter=drafter, k=8, constraint=GrammarConstraint(CACHE))
+        assert [facts(found[i]) for i in range(len(truth))] == [facts(result) for result in truth]
+        assert "the grammar is too complex" in str(found[len(truth)].error)
 
 
 def test_a_grammar_without_a_constraint_is_an_error_of_its_sequence_alone(truth: list[Result]) -> None:
