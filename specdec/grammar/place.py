@@ -13,6 +13,8 @@ from specdec.grammar.text import unforced
 from specdec.pipeline import Mask
 
 MAX_CHECKED_DRAFTS = 16  # tokens in a step: each may cost what a token of the output may
+_NEAR_END = 32
+_MAX_CATCH_UP = 16  # tokens that a second matcher consumes rather than being copied
 
 
 class GrammarTooComplex(SamplingError):
@@ -36,6 +38,8 @@ class GrammarPlace:
         self._forced_at = 0
         self._forces = True  # False once it took too much to find out
         self._checks_drafts = True  # so
+        self._probe: LLMatcher | None = None
+        self._probed: list[int] = []  # consumed by it
 
     def move_to(self, tokens: Seq[int]) -> None:
         """The state behind ``tokens``, all of which the grammar allowed in turn. Raises SamplingError if it did not."""
@@ -88,21 +92,37 @@ class GrammarPlace:
         """How many of ``tokens`` the grammar allows here, one after the other; an end-of-text token may be the last.
 
         Each is consumed by itself: llguidance holds no limit while it validates several.
-        That is done to a copy, as a matcher that runs into a limit is lost; no draft is allowed here any more then.
+        That is done to a second matcher, as one that runs into a limit is lost; no draft is allowed here any more then.
         """
         if not self._checks_drafts:
             return 0
-        probe, allowed = self._matcher.deep_copy(), 0
+        probe, allowed = self._moved_probe(), 0
         for token in tokens:
             if token in self._cache.compiler.eos_token_ids:
-                return allowed + (probe.is_accepting() or probe.is_stopped())
+                allowed += probe.is_accepting() or probe.is_stopped()
+                break
             if probe.try_consume_tokens([token]) != 1:
                 break
+            self._probed.append(token)
             allowed += 1
         if probe.is_error():
-            self._checks_drafts = False
+            self._probe, self._checks_drafts = None, False
             return 0
         return allowed
+
+    def _moved_probe(self) -> LLMatcher:
+        """The second matcher, here. To copy one costs time by the length of its output, so it is kept."""
+        if self._probe is not None:
+            common = _common_prefix(self._probed, self._tokens)
+            surplus, missing = len(self._probed) - common, self._tokens[common:]
+            if len(missing) <= _MAX_CATCH_UP and (not surplus or self._probe.rollback(surplus)):
+                del self._probed[common:]
+                consumed = self._probe.try_consume_tokens(missing) if missing else 0
+                self._probed += missing[:consumed]
+                if consumed == len(missing):
+                    return self._probe
+        self._probe, self._probed = self._matcher.deep_copy(), list(self._tokens)
+        return self._probe
 
     def forced(self, limit: int) -> list[int]:
         """At most ``limit`` tokens for the text that must follow, as the tokenizer would write it: a guess at the ids.
@@ -149,6 +169,7 @@ class GrammarPlace:
     def _renew(self) -> None:
         self._matcher = self._cache.matcher(self._grammar, anew=True)
         self._tokens = []
+        self._probe = None
 
     def _check_items(self) -> None:
         """No other matcher would get further than one that ran into the limits on items; finding out takes long."""
@@ -162,6 +183,10 @@ class GrammarPlace:
 
 
 def _common_prefix(ours: list[int], theirs: list[int]) -> int:
-    if theirs[: len(ours)] == ours:  # the usual case, at the speed of C
-        return len(ours)
-    return next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+    shorter = min(len(ours), len(theirs))
+    if theirs[:shorter] == ours[:shorter]:  # at the speed of C
+        return shorter
+    at = max(0, shorter - _NEAR_END)  # drafts that were not accepted
+    if theirs[:at] != ours[:at]:
+        at = 0
+    return next(i for i in range(at, shorter) if ours[i] != theirs[i])
