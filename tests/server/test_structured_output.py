@@ -159,6 +159,12 @@ EVIL: dict[str, dict[str, Any]] = {
     "huge repeat": {"regex": "((a{1,9999}){1,9999}){9999,99999}"},
     "no grammar": {"grammar": "start: other"},
     "deep grammar": {"grammar": "start: " + "(" * 20_000 + '"a"' + ")" * 20_000},
+    "ambiguous": {
+        "grammar": "\n".join(
+            ["start: a", "a: " + "|".join(f"a{i}" for i in range(200))]
+            + [f"a{i}: a a{(i + 1) % 200} | a{(i + 7) % 200} a | /[a-z ]/ |" for i in range(200)]
+        )
+    },
     "endless gbnf": {"grammar": "root ::= root"},
     "doubling": {"grammar": "\n".join(["start: a30", 'a0: "x"', *(f"a{i}: a{i - 1} a{i - 1}" for i in range(1, 31))])},
 }
@@ -179,6 +185,7 @@ def test_a_grammar_that_cannot_be_used_is_refused_by_name(http: httpx.Client, na
 def test_grammars_that_look_evil_and_are_not_give_an_output(http: httpx.Client) -> None:
     itself = {"$defs": {"a": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"}
     for wanted in (
+        {"choice": [f"number {i}" for i in range(4096)]},
         {"regex": "(a|a)*b"},
         {"regex": "(.*a){40}b"},
         {"json": deep(50)},
