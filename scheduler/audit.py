@@ -64,6 +64,9 @@ class Trail:
         self.prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
+_CHARS_PER_TOKEN = 4  # so much of a grammar's text takes the memory of a token
+
+
 @dataclass(frozen=True, slots=True)
 class AuditCase:
     """One choice that ended by itself ("stop" or "length"), and what its reader got. Picklable."""
@@ -101,6 +104,8 @@ class AuditCase:
             + 2 * len(params.logit_bias)
             + len(params.allowed_token_ids or ())
             + len(params.stop_token_ids)
+            + len(params.grammar or "") // _CHARS_PER_TOKEN
+            + len(request.shown_special_ids)
             + sum(1 + len(stop) for stop in request.stop)
             + len(request.request_id)
             + len(request.cache_salt)

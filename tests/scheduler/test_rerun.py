@@ -173,6 +173,7 @@ GROWN: dict[str, Callable[[AuditCase], AuditCase]] = {
             "stop_token_ids": frozenset(range(300)),
             "allowed_token_ids": tuple(range(300)),
             "bad_words": ((1,) * 150, (2,) * 150),
+            "grammar": "g" * 1200,
         }.items()
     },
     **{
@@ -185,6 +186,7 @@ GROWN: dict[str, Callable[[AuditCase], AuditCase]] = {
             "prediction_token_ids": (1,) * 300,
             "cache_salt": "s" * 300,
             "stop": ("a" * 200, "b" * 100),
+            "shown_special_ids": frozenset(range(300)),
         }.items()
     },
     **{
