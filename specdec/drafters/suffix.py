@@ -69,7 +69,7 @@ class SuffixPolicy:
 class _Track:
     """What is known of one sequence."""
 
-    __slots__ = ("draft", "gap", "inserted", "salt", "seen", "stored", "tail", "tokens", "tree")
+    __slots__ = ("checked", "draft", "gap", "inserted", "salt", "seen", "stored", "tail", "tokens", "tree")
 
     def __init__(self, tokens: list[int], salt: bytes | None, stored: int) -> None:
         self.tokens = tokens  # the sequence's own list
@@ -78,19 +78,25 @@ class _Track:
         self.seen = 0  # tokens[:seen] are in the tree's text
         self.inserted = 0  # places of the text before this one are in the tree, where they belong there
         self.gap = 0  # this place and the next are no occurrences: nothing stands before them
+        self.checked = 0  # so many tokens there were when last looked at
         self.tail: list[int] = []  # the last of these
         self.tree: ContextTree | None = None
         self.draft: ScoredDraft | None = None  # proposed, and not yet compared with what came
 
     def see(self) -> None:
+        self.seen = len(self.tokens)
+        self.look()
+
+    def look(self) -> None:
+        """Remember where the tokens end, so that a change is noticed."""
         tokens = self.tokens
-        self.seen = len(tokens)
+        self.checked = len(tokens)
         self.tail = tokens[-_TAIL:]
 
     def follows(self, tokens: list[int]) -> bool:
         """False if ``tokens`` is another list, shrank, or was changed where it ended last."""
-        seen = self.seen
-        return self.tokens is tokens and tokens[max(0, seen - _TAIL) : seen] == self.tail
+        checked = self.checked
+        return self.tokens is tokens and tokens[max(0, checked - _TAIL) : checked] == self.tail
 
 
 class SuffixDrafter:
@@ -173,6 +179,7 @@ class SuffixDrafter:
         if track.draft is not None:
             draft, track.draft = track.draft, None
             self.reliability.record(draft.token_ids, draft.cumulative, tokens[len(tokens) - num_emitted :])
+        track.look()
         if track.salt is not None:
             self._store(track, track.salt, self.store.unit_tokens + self.store.ahead_tokens)
 

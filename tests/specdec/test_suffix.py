@@ -437,3 +437,14 @@ def test_output_is_the_output_without_drafts(temperature: float, k: int) -> None
     assert bench.step.num_drafter_failures == 0
     assert sum(step.stats.num_accepted for step in bench.steps) > 0
     suffix.check_integrity()
+
+
+def test_a_sequence_that_shrinks_between_two_updates_is_another_one() -> None:
+    """Though nobody asked it for drafts in between: what was taken back does not reach the store."""
+    suffix = drafter(SuffixPolicy(), max_sequences=3)
+    seq = sequence([0, 1, 2], 1)
+    say(suffix, seq, [0, 0])
+    del seq.tokens[-1:]
+    propose(suffix, seq, 1)
+    suffix.release(1)
+    assert suffix.store.num_tokens == 0
