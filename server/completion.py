@@ -70,7 +70,6 @@ class Completion:
         kind: str,
         chunk_kind: str,
     ) -> None:
-        self._service = service
         self._request = request
         self._resolved = resolved
         self._events = events

@@ -5,6 +5,7 @@ Each check raises ValueError with the rest of a sentence that begins with the fi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator, WithJsonSchema
@@ -141,13 +142,18 @@ def _members(value: object) -> str:
     return f"an object of {', '.join(shorten(name) for name in list(value)[:4]) or 'nothing'}"
 
 
-# Plain: what is checked here in full, pydantic need not go through again, holding up all other threads.
+def closed_object(properties: dict[str, Any], required: Sequence[str]) -> dict[str, Any]:
+    """JSON schema of an object with these members and no others."""
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+
+
 def _strings(longest: int, most: int | None = None) -> dict[str, Any]:
     """JSON schema of a string or a list of strings."""
     string = {"type": "string", "minLength": 1, "maxLength": longest}
     return {"anyOf": [string, {"type": "array", "items": string} | ({} if most is None else {"maxItems": most})]}
 
 
+# Plain validators: what is checked here in full, pydantic need not go through again, holding up all other threads.
 ID = {"type": "integer", "minimum": 0}
 _ID_LIST = {"type": "array", "items": ID}
 _TEXT_PROMPT = {"type": "string", "minLength": 1}
@@ -186,12 +192,7 @@ Ids = Annotated[tuple[int, ...], PlainValidator(_check_ids), WithJsonSchema(_ID_
 StopIds = Annotated[
     tuple[int, ...], PlainValidator(_check_stop_ids), WithJsonSchema({**_ID_LIST, "maxItems": MAX_TOKEN_IDS})
 ]
-_PART = {
-    "type": "object",
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-    "required": ["type", "text"],
-    "additionalProperties": False,
-}
+_PART = closed_object({"type": {"const": "text"}, "text": {"type": "string"}}, ("type", "text"))
 CONTENT_SCHEMA: dict[str, Any] = {
     "anyOf": [{"type": "string"}, {"type": "array", "items": _PART, "minItems": 1, "maxItems": MAX_PARTS}]
 }

@@ -14,12 +14,14 @@ from typing import Annotated, Any
 from pydantic import PlainValidator, WithJsonSchema
 
 from server.errors import bad_request, shorten
+from server.fields import closed_object
 from specdec.grammar.compiler import MAX_GRAMMAR_BYTES
 from specdec.grammar.text import choice, json_schema, regex
 
 MAX_NAME = 64  # of a json_schema
 MAX_CHOICES = 4096
 ANY_OBJECT = {"type": "object"}
+Schema = Mapping[str, Any] | bool
 
 FORMATS = ("text", "json_object", "json_schema")
 OUTPUTS = ("json", "regex", "choice", "grammar", "json_object")
@@ -32,6 +34,7 @@ class OutputFormat:
     grammar: str | None
     param: str  # the field that it came from, for messages
     foreign: bool = False
+    schema: Schema | None = None  # what ``grammar`` says, if it is a JSON schema
 
 
 PLAIN_TEXT = OutputFormat(None, "response_format")
@@ -53,7 +56,7 @@ def check_response_format(value: object) -> OutputFormat:
     if kind == "text":
         return PLAIN_TEXT
     if kind == "json_object":
-        return OutputFormat(json_schema(ANY_OBJECT), "response_format")
+        return _json(ANY_OBJECT, "response_format")
     named = value.get("json_schema")
     if not isinstance(named, dict):
         raise ValueError(f'must have "json_schema", an object with a name and a schema; it is {shorten(named)}')
@@ -64,7 +67,7 @@ def check_response_format(value: object) -> OutputFormat:
     for member, wanted in (("description", str), ("strict", bool)):
         if not isinstance(named.get(member), (wanted, type(None))):
             raise ValueError(f"has the json_schema.{member} {shorten(named[member])}")
-    return OutputFormat(json_schema(_schema(named.get("schema"), "json_schema.schema")), "response_format")
+    return _json(_schema(named.get("schema"), "json_schema.schema"), "response_format")
 
 
 def check_structured_outputs(value: object) -> OutputFormat:
@@ -80,11 +83,11 @@ def check_structured_outputs(value: object) -> OutputFormat:
     if name == "json":
         if isinstance(wanted, str):
             wanted = _parse(wanted)
-        return OutputFormat(json_schema(_schema(wanted, "json")), param)
+        return _json(_schema(wanted, "json"), param)
     if name == "json_object":
         if wanted is not True:
             raise ValueError(f"has the json_object {shorten(wanted)}; it must be true")
-        return OutputFormat(json_schema(ANY_OBJECT), param)
+        return _json(ANY_OBJECT, param)
     if name == "choice":
         return OutputFormat(choice(_choices(wanted)), param)
     if not isinstance(wanted, str) or not 1 <= len(wanted.encode(errors="replace")) <= MAX_GRAMMAR_BYTES:
@@ -92,7 +95,11 @@ def check_structured_outputs(value: object) -> OutputFormat:
     return OutputFormat(regex(wanted) if name == "regex" else wanted, param, foreign=name == "grammar")
 
 
-def _schema(value: object, name: str) -> Mapping[str, Any] | bool:
+def _json(schema: Schema, param: str) -> OutputFormat:
+    return OutputFormat(json_schema(schema), param, schema=schema)
+
+
+def _schema(value: object, name: str) -> Schema:
     if not isinstance(value, (dict, bool)):
         raise ValueError(f"must have a JSON schema in {name}; it is {shorten(value)}")
     return value
@@ -134,37 +141,25 @@ _ONE = {
     "regex": {"type": "string", "minLength": 1},
     "grammar": {"type": "string", "minLength": 1},
 }
+_NAMED_SCHEMA = closed_object(
+    {
+        "name": {"type": "string", "minLength": 1, "maxLength": MAX_NAME},
+        "description": {"type": "string"},
+        "schema": _SCHEMA,
+        "strict": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+    },
+    ("name", "schema"),
+)
 ResponseFormat = Annotated[
     OutputFormat,
     PlainValidator(check_response_format),
     WithJsonSchema(
         {
             "anyOf": [
-                {
-                    "type": "object",
-                    "properties": {"type": {"enum": ["text", "json_object"]}},
-                    "required": ["type"],
-                    "additionalProperties": False,
-                },
-                {
-                    "type": "object",
-                    "properties": {
-                        "type": {"const": "json_schema"},
-                        "json_schema": {
-                            "type": "object",
-                            "properties": {
-                                "name": {"type": "string", "minLength": 1, "maxLength": MAX_NAME},
-                                "description": {"type": "string"},
-                                "schema": _SCHEMA,
-                                "strict": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
-                            },
-                            "required": ["name", "schema"],
-                            "additionalProperties": False,
-                        },
-                    },
-                    "required": ["type", "json_schema"],
-                    "additionalProperties": False,
-                },
+                closed_object({"type": {"enum": ["text", "json_object"]}}, ("type",)),
+                closed_object(
+                    {"type": {"const": "json_schema"}, "json_schema": _NAMED_SCHEMA}, ("type", "json_schema")
+                ),
             ]
         }
     ),
@@ -172,12 +167,5 @@ ResponseFormat = Annotated[
 StructuredOutputs = Annotated[
     OutputFormat,
     PlainValidator(check_structured_outputs),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "object", "properties": {name: one}, "required": [name], "additionalProperties": False}
-                for name, one in _ONE.items()
-            ]
-        }
-    ),
+    WithJsonSchema({"anyOf": [closed_object({name: one}, (name,)) for name, one in _ONE.items()]}),
 ]

@@ -100,8 +100,7 @@ def check_limits(request: CompletionRequest, facts: ModelFacts, settings: Settin
 
 def check_common_limits(request: GenerationRequest, facts: ModelFacts, settings: Settings) -> None:
     """``check_limits`` of what all endpoints share. Raises APIError."""
-    if request.model not in facts.names:
-        raise APIError(404, f"the model {shorten(request.model)} does not exist", param="model", code="model_not_found")
+    check_model(request.model, facts)
     _check_at_most("n", request.n, settings.max_n)
     if len(request.stop) > settings.max_stop:
         raise bad_request(f"stop holds {len(request.stop)} strings; at most {settings.max_stop} are allowed", "stop")
@@ -118,6 +117,12 @@ def check_common_limits(request: GenerationRequest, facts: ModelFacts, settings:
         raise bad_request(f"ignore_eos cannot be combined with {wanted.param}: the end is the grammar's", "ignore_eos")
     if request.stream and request.prompt_logprobs is not None:
         raise bad_request("prompt_logprobs cannot be streamed; leave out stream", "prompt_logprobs")
+
+
+def check_model(name: str, facts: ModelFacts) -> None:
+    """Raises APIError 404."""
+    if name not in facts.names:
+        raise APIError(404, f"the model {shorten(name)} does not exist", param="model", code="model_not_found")
 
 
 def _check_at_most(name: str, value: int, limit: int) -> None:

@@ -6,6 +6,7 @@ What depends on the model (ids, context) or on a setting (n, stop) is checked in
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from typing import Any, Literal, TypeVar
 
@@ -98,9 +99,9 @@ class GenerationRequest(Strict):
     include_obfuscation: Literal[False] = False
 
     @property
+    @abstractmethod
     def output_limit(self) -> int | None:
         """The most tokens of a choice; None: as many as fit behind the prompt."""
-        raise NotImplementedError
 
     @property
     def output_limit_name(self) -> str:
@@ -118,9 +119,9 @@ class GenerationRequest(Strict):
         return self.n
 
     @property
+    @abstractmethod
     def num_logprobs(self) -> int | None:
         """Alternatives wanted with each output token; None: no logprobs."""
-        raise NotImplementedError
 
     @property
     def num_prompt_logprobs(self) -> int | None:

@@ -12,7 +12,7 @@ from server.chat.messages import Messages
 from server.errors import APIError, bad_request, shorten
 from server.fields import MAX_STRING, Ids
 from server.logprobs import token_text
-from server.resolve import ModelFacts, Tokenizer, encode_texts
+from server.resolve import ModelFacts, Tokenizer, check_model, encode_texts
 from server.schemas import Strict, parse_request
 from server.service import Service
 from server.tools.schema import ToolChoiceField, Tools, check_tool_fields
@@ -75,7 +75,7 @@ def parse_detokenize(body: Mapping[str, Any]) -> DetokenizeRequest:
 
 async def tokenize(request: TokenizeRequest, tokenizer: Tokenizer, facts: ModelFacts) -> dict[str, Any]:
     """vLLM's answer. A text that takes too many ids is refused, without being tokenized if its length shows that."""
-    check_model(request.model, facts)
+    _check_model(request.model, facts)
     most = max(MAX_TOKENS, facts.max_model_len)
     fewest = tokenizer.fewest_tokens(request.prompt)
     if fewest > most:
@@ -88,7 +88,7 @@ async def tokenize(request: TokenizeRequest, tokenizer: Tokenizer, facts: ModelF
 
 async def tokenize_chat(request: TokenizeChatRequest, service: Service) -> dict[str, Any]:
     """The ids of the prompt that the same chat has as a request."""
-    check_model(request.model, service.facts)
+    _check_model(request.model, service.facts)
     plan = service.tools.plan(
         request.tools, request.tool_choice, request.parallel_tool_calls, grammars=service.grammars.available
     )
@@ -117,7 +117,7 @@ async def tokens_answer(
 
 async def detokenize(request: DetokenizeRequest, tokenizer: Tokenizer, facts: ModelFacts) -> dict[str, Any]:
     """vLLM's answer: the text, special tokens included."""
-    check_model(request.model, facts)
+    _check_model(request.model, facts)
     most = max(MAX_TOKENS, facts.max_model_len)
     ids = request.tokens
     if len(ids) > most:
@@ -134,10 +134,10 @@ async def detokenize(request: DetokenizeRequest, tokenizer: Tokenizer, facts: Mo
     return {"prompt": text}
 
 
-def check_model(name: str | None, facts: ModelFacts) -> None:
+def _check_model(name: str | None, facts: ModelFacts) -> None:
     """Without a name it is the served model. Raises APIError 404."""
-    if name is not None and name not in facts.names:
-        raise APIError(404, f"the model {shorten(name)} does not exist", param="model", code="model_not_found")
+    if name is not None:
+        check_model(name, facts)
 
 
 def _strings(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:

@@ -84,7 +84,7 @@ def plan_tools(service: Service, request: ChatRequest) -> ToolPlan | None:
             request.tools,
             request.tool_choice,
             request.parallel_tool_calls,
-            answer=None if answer is None else answer.grammar,
+            answer=None if answer is None else answer.schema,
             grammars=service.grammars.available,
             skip_special_tokens=request.skip_special_tokens,
         )

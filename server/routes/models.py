@@ -6,8 +6,8 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from server.errors import APIError, shorten
 from server.openapi import describe
+from server.resolve import check_model
 from server.service import Service
 from server.shapes import ModelCard, ModelList
 
@@ -31,8 +31,7 @@ def models_router(service: Service) -> APIRouter:
 
     @router.get("/v1/models/{model:path}", **describe(ModelCard, errors=(400, 404, 500)))
     async def get_model(model: str) -> dict[str, Any]:
-        if model not in cards:
-            raise APIError(404, f"the model {shorten(model)} does not exist", param="model", code="model_not_found")
+        check_model(model, service.facts)
         return cards[model]
 
     return router

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -67,13 +66,13 @@ class ToolSupport:
         choice: ToolChoice | None,
         parallel: bool | None,
         *,
-        answer: str | None = None,
+        answer: Mapping[str, Any] | bool | None = None,
         grammars: bool = True,
         skip_special_tokens: bool = True,
     ) -> ToolPlan | None:
-        """``answer``: a grammar of one JSON schema, for what is no call. Raises ValueError if the format cannot tell
-        such an answer from a call. ``grammars``: whether an answer can be held to one; without, ``auto`` is what the
-        model makes of it.
+        """``answer``: the JSON schema of what is no call. Raises ValueError if the format cannot tell such an answer
+        from a call. ``grammars``: whether an answer can be held to one; without, ``auto`` is what the model makes of
+        it.
         """
         choice = choice or AUTO
         if not tools or choice.mode == "none":
@@ -88,8 +87,7 @@ class ToolSupport:
             if tool_format.opening is None:
                 raise ValueError("this model's tool calls are JSON themselves")
             tool_format = replace(tool_format, bare=False)
-            schema = json.loads(answer)["grammars"][0]["json_schema"]
-            grammar = calls_or_answer(tool_format, callable_tools, self._tokens, schema, parallel=parallel)
+            grammar = calls_or_answer(tool_format, callable_tools, self._tokens, answer, parallel=parallel)
         elif grammars or any(tool.strict for tool in callable_tools):
             grammar = optional_calls(tool_format, callable_tools, self._tokens, parallel=parallel)
         hidden = [self._tokens.spellings[i] for i in self.special_markers] if skip_special_tokens else []

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import PlainValidator, WithJsonSchema
 
 from server.errors import bad_request, shorten
+from server.fields import closed_object
 
 MAX_TOOLS = 128
 MAX_DESCRIPTION = 16384  # characters
@@ -157,58 +158,30 @@ def _allowed(value: object) -> ToolChoice:
 
 
 _FUNCTION_NAME = {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"}
-_NAMED = {
-    "type": "object",
-    "properties": {
-        "type": {"const": "function"},
-        "function": {
-            "type": "object",
-            "properties": {"name": _FUNCTION_NAME},
-            "required": ["name"],
-            "additionalProperties": False,
-        },
+_NAMED = closed_object(
+    {"type": {"const": "function"}, "function": closed_object({"name": _FUNCTION_NAME}, ("name",))},
+    ("type", "function"),
+)
+_FUNCTION = closed_object(
+    {
+        "name": _FUNCTION_NAME,
+        "description": {"anyOf": [{"type": "string", "maxLength": MAX_DESCRIPTION}, {"type": "null"}]},
+        "parameters": {"anyOf": [{"type": "object", "properties": {"type": {"const": "object"}}}, {"type": "null"}]},
+        "strict": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
     },
-    "required": ["type", "function"],
-    "additionalProperties": False,
-}
-_TOOL = {
-    "type": "object",
-    "properties": {
-        "type": {"const": "function"},
-        "function": {
-            "type": "object",
-            "properties": {
-                "name": _FUNCTION_NAME,
-                "description": {"anyOf": [{"type": "string", "maxLength": MAX_DESCRIPTION}, {"type": "null"}]},
-                "parameters": {
-                    "anyOf": [{"type": "object", "properties": {"type": {"const": "object"}}}, {"type": "null"}]
-                },
-                "strict": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
-            },
-            "required": ["name"],
-            "additionalProperties": False,
-        },
+    ("name",),
+)
+_TOOL = closed_object({"type": {"const": "function"}, "function": _FUNCTION}, ("type", "function"))
+_ALLOWED_TOOLS = closed_object(
+    {
+        "mode": {"enum": ["auto", "required"]},
+        "tools": {"type": "array", "items": _NAMED, "minItems": 1, "maxItems": MAX_TOOLS},
     },
-    "required": ["type", "function"],
-    "additionalProperties": False,
-}
-_ALLOWED = {
-    "type": "object",
-    "properties": {
-        "type": {"const": "allowed_tools"},
-        "allowed_tools": {
-            "type": "object",
-            "properties": {
-                "mode": {"enum": ["auto", "required"]},
-                "tools": {"type": "array", "items": _NAMED, "minItems": 1, "maxItems": MAX_TOOLS},
-            },
-            "required": ["mode", "tools"],
-            "additionalProperties": False,
-        },
-    },
-    "required": ["type", "allowed_tools"],
-    "additionalProperties": False,
-}
+    ("mode", "tools"),
+)
+_ALLOWED = closed_object(
+    {"type": {"const": "allowed_tools"}, "allowed_tools": _ALLOWED_TOOLS}, ("type", "allowed_tools")
+)
 Tools = Annotated[
     tuple[FunctionTool, ...],
     PlainValidator(check_tools),
