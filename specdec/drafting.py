@@ -17,7 +17,6 @@ from specdec.sequence import Sequence
 
 logger = logging.getLogger(__name__)
 
-
 _MOST_MISSING = 10**7
 _NEVER = 1e9  # seconds of a round of whoever cannot say
 
@@ -65,8 +64,9 @@ class Drafting:
         asked = sequence.params.drafter
         name = asked if asked is not None else self._default
         own = self._auto if name == AUTO else (name,) if name in self._drafters and name is not None else ()
-        drafts = any(name != NOTHING for name in own)
-        return (*own, FORCED) if drafts and self._constrained(sequence) else own
+        if self._constrained(sequence) and any(name != NOTHING for name in own):
+            return (*own, FORCED)
+        return own
 
     def _constrained(self, sequence: Sequence) -> bool:
         return self._constraint is not None and self._constraint.applies(sequence)

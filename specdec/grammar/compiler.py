@@ -48,9 +48,7 @@ class GrammarCompiler:
         if not text.eos_token_ids:
             raise NoGrammars("the model has no end-of-text token")
         try:
-            own = LLTokenizer(text.tokenizer)
-            size = max(own.vocab_size, text.vocab_size)
-            self._tokenizer = LLTokenizer(text.tokenizer, n_vocab=size, eos_token=list(text.eos_token_ids))
+            self._tokenizer = _tokenizer(text)
         except BaseException as error:  # a panic of the library's is no Exception
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise
@@ -77,6 +75,15 @@ class GrammarCompiler:
             error = reason(matcher.get_error())
             raise GrammarError("allows no output" if error.startswith("NoExtension") else f"is too complex: {error}")
         return matcher
+
+
+def _tokenizer(text: TokenizerText) -> LLTokenizer:
+    """As wide as a logits row, or as its own ids if they are more."""
+    eos = list(text.eos_token_ids)
+    try:
+        return LLTokenizer(text.tokenizer, n_vocab=text.vocab_size, eos_token=eos)
+    except ValueError:  # rare, and to build one takes time
+        return LLTokenizer(text.tokenizer, n_vocab=LLTokenizer(text.tokenizer).vocab_size, eos_token=eos)
 
 
 def walk(matcher: LLMatcher, steps: int) -> None:

@@ -41,16 +41,15 @@ class GrammarPlace:
         self._probe: LLMatcher | None = None
         self._probed: list[int] = []  # consumed by it
 
-    def move_to(self, tokens: Seq[int]) -> None:
+    def move_to(self, tokens: list[int]) -> None:
         """The state behind ``tokens``, all of which the grammar allowed in turn. Raises SamplingError if it did not."""
-        wanted = list(tokens)
-        common = _common_prefix(self._tokens, wanted)
+        common = _common_prefix(self._tokens, tokens)
         surplus = len(self._tokens) - common
         if surplus and not self._matcher.rollback(surplus):
             self._renew()
             common = 0
         del self._tokens[common:]
-        self._consume(wanted[common:])
+        self._consume(tokens[common:])
 
     def mask(self) -> Mask:
         """``[V]``: what may follow; an end-of-text token exactly where the grammar accepts. Raises SamplingError."""
