@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client as http_client
 import json
 import socket
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from server.edge import clean_request_id
 from server.metrics import REJECTIONS
 from server.service import Service
 from tests.server.builders import MODEL_NAME, build_service, metric, running
+from tests.server.stalls import assert_others_are_served
 
 JSON = {"Content-Type": "application/json"}
 POST = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -171,15 +171,9 @@ def test_huge_and_many_headers_are_a_4xx(base: str, headers: bytes) -> None:
 
 def test_large_bodies_do_not_hold_up_the_loop(http: httpx.Client, base: str) -> None:
     ids = list(range(100, 300)) * 5000
-    sender = threading.Thread(
-        target=lambda: httpx.post(f"{base}/v1/completions", json={**BODY, "prompt": ids}, timeout=60)
+    assert_others_are_served(
+        http, lambda: httpx.post(f"{base}/v1/completions", json={**BODY, "prompt": ids}, timeout=60)
     )
-    sender.start()
-    served = 0
-    while sender.is_alive():
-        assert http.get("/live").status_code == 200
-        served += 1
-    assert served > 0
 
 
 @pytest.mark.parametrize(

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
-import time
 from typing import Any
 
-import httpx
 import pytest
 
-from server.app import create_app
-from server.body import parse_json_object
-from server.errors import APIError
 from server.schemas import parse_completion
 from server.service import Service
-from tests.pauses import pauses
 from tests.server.builders import MODEL_NAME
+from tests.server.stalls import assert_refused_without_stall
 
 SIZE = 2_000_000  # bytes, just below the cap
 
@@ -55,28 +48,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str | None]] = {
 }
 
 
-async def post(service: Service, content: bytes) -> tuple[httpx.Response, float, float]:
-    """The answer, its duration, and the longest time in which the loop did nothing else."""
-    headers = {"Content-Type": "application/json"}
-    transport = httpx.ASGITransport(create_app(service))
-    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
-        asking = asyncio.create_task(client.post("/v1/completions", content=content, headers=headers))
-        longest, duration = await pauses(asking)
-        return asking.result(), duration, longest
-
-
 @pytest.mark.parametrize(("change", "param"), REFUSED.values(), ids=REFUSED.keys())
 def test_a_request_that_asks_for_much_is_refused_without_holding_up_others(
     service: Service, change: dict[str, Any], param: str | None
 ) -> None:
     content = json.dumps({"model": MODEL_NAME, "prompt": "a", **change}).encode()
-    assert len(content) <= service.settings.max_body_bytes
-    began = time.perf_counter()
-    with contextlib.suppress(APIError):
-        parse_completion(parse_json_object(content))
-    parsing = time.perf_counter() - began
-    response, duration, longest = asyncio.run(post(service, content))
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == param
-    # Some of the parsing happens in single calls that let nobody else run.
-    assert longest < max(duration / 2, 5 * parsing)
+    assert_refused_without_stall(service, "/v1/completions", content, param, parse_completion)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import httpx
@@ -14,6 +13,7 @@ from server.resolve import ModelFacts
 from server.service import Service
 from server.tokenizing import MAX_TOKENS
 from tests.server.builders import CONTEXT, EOS, MODEL_NAME
+from tests.server.stalls import assert_others_are_served
 
 
 def post(http: httpx.Client, path: str, **body: Any) -> Any:
@@ -161,12 +161,6 @@ def test_the_largest_texts_do_not_hold_up_the_loop(http: httpx.Client, base: str
         answers.append(httpx.post(f"{base}/tokenize", json=body, timeout=60).json())
         answers.append(httpx.post(f"{base}/detokenize", json={"tokens": answers[0]["tokens"]}, timeout=60).json())
 
-    sender = threading.Thread(target=send)
-    sender.start()
-    served = 0
-    while sender.is_alive():
-        assert http.get("/live").status_code == 200
-        served += 1
-    assert served > 0
+    assert_others_are_served(http, send)
     assert answers[1]["prompt"] == text
     assert len(answers[0]["token_strs"]) == answers[0]["count"] > MAX_TOKENS // 2
