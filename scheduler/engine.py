@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+MAX_BUFFERED_BATCHES = 4096  # events of so many steps are kept for a reader who falls behind
+
 
 class Step(Protocol):
     """Both are called in the model thread alone."""
@@ -49,7 +51,7 @@ class Engine:
         on_step: Callable[[StepRecord], None] | None = None,
         thread_init: Callable[[], None] | None = None,
         max_consecutive_failures: int = 3,
-        max_buffered_batches: int = 4096,
+        max_buffered_batches: int = MAX_BUFFERED_BATCHES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if max_consecutive_failures < 1 or max_buffered_batches < 1:
