@@ -1,10 +1,10 @@
-"""Which requests are taken in: what could never run and what would wait too long is refused before it is queued."""
+"""Which requests are taken in: what could never run is refused before it is queued. scheduler.room bounds the rest."""
 
 from __future__ import annotations
 
 from kvcache.manager import KVCacheManager
 from scheduler.config import SchedulerConfig
-from scheduler.errors import QueueFull, RequestTooLarge
+from scheduler.errors import RequestTooLarge
 from scheduler.request import EngineRequest
 from scheduler.roster import Roster
 
@@ -35,18 +35,4 @@ def check_size(request: EngineRequest, config: SchedulerConfig, manager: KVCache
             f"{num_prompt} prompt tokens and max_tokens {max_tokens} can never fit the KV cache "
             f"of {manager.num_blocks} blocks of {manager.block_size} tokens",
             "kv_capacity",
-        )
-
-
-def check_room(num_requests: int, num_prompt_tokens: int, config: SchedulerConfig, roster: Roster) -> None:
-    """Raises QueueFull unless so many more requests may wait."""
-    waiting, tokens = roster.num_unstarted, roster.unstarted_tokens
-    if waiting + num_requests > config.max_waiting_requests:
-        raise QueueFull(f"{waiting} requests are waiting, the limit is {config.max_waiting_requests}", "queue_full")
-    # An empty queue takes any prompt: else a long one could never come in.
-    bound = config.max_waiting_tokens
-    if bound is not None and waiting and tokens + num_prompt_tokens > bound:
-        raise QueueFull(
-            f"{tokens} prompt tokens are waiting, {num_prompt_tokens} more exceed the limit of {bound}",
-            "queue_tokens",
         )

@@ -14,6 +14,7 @@ from scheduler.errors import EngineUnhealthy, ShuttingDown
 from scheduler.handle import RequestHandle
 from scheduler.request import ChoiceEvent, EngineRequest
 from scheduler.retry import live_items
+from scheduler.room import Reservation, WaitingRoom
 from scheduler.scheduler import Scheduler
 from scheduler.stats import StepRecord
 from specdec.plan import StepPlan, StepResult
@@ -109,10 +110,23 @@ class Engine:
         if self._closing:
             raise ShuttingDown("the server is shutting down")
 
-    def submit(self, request: EngineRequest) -> RequestHandle:
-        """Queue ``request``. Raises an AdmissionError (see scheduler.errors) or what ``Scheduler.add`` raises."""
+    @property
+    def room(self) -> WaitingRoom:
+        """Who waits, and who is on the way to the queue."""
+        return self.scheduler.room
+
+    def reserve(self, num_requests: int, num_tokens: int) -> Reservation:
+        """Room for one client's request, before it is tokenized. Raises an AdmissionError."""
         self.check_accepting()
-        self.scheduler.add(request)
+        return self.room.reserve(num_requests, num_tokens)
+
+    def submit(self, request: EngineRequest, reservation: Reservation | None = None) -> RequestHandle:
+        """Queue ``request``, in the room reserved for it, if any.
+
+        Raises an AdmissionError (see scheduler.errors) or what ``Scheduler.add`` raises.
+        """
+        self.check_accepting()
+        self.scheduler.add(request, reservation)
         request_id = request.request_id
         handle = RequestHandle(
             request_id, (spec.index for spec in request.choices), self._max_buffered, lambda: self.abort(request_id)

@@ -22,7 +22,7 @@ from dataclasses import replace
 from itertools import count
 
 from kvcache.manager import KVCacheManager
-from scheduler.admission import check_form, check_room, check_size
+from scheduler.admission import check_form, check_size
 from scheduler.audit import AuditFinding, AuditStatus, Trail
 from scheduler.audits import Audits
 from scheduler.choice import Choice, RequestGroup
@@ -31,6 +31,7 @@ from scheduler.planner import Planner
 from scheduler.preemption import ForcedPreemption, PreemptEveryStep, PreemptNever
 from scheduler.request import ChoiceEvent, EngineRequest, TextDecision, TextFilterFactory
 from scheduler.retry import Mark, live_items, mark
+from scheduler.room import Reservation, WaitingRoom
 from scheduler.roster import Roster
 from scheduler.stats import SequenceStep, StepRecord, StepTally
 from specdec.errors import ErrorType
@@ -58,7 +59,12 @@ class Scheduler:
         self._clock = clock
         default: ForcedPreemption = PreemptEveryStep() if config.preempt_every_step else PreemptNever()
         forced = default if forced_preemption is None else forced_preemption
-        self._roster = Roster(manager, config.max_num_seqs)
+        self._roster = roster = Roster(manager, config.max_num_seqs)
+        self.room = WaitingRoom(
+            config.max_waiting_requests,
+            config.max_waiting_tokens,
+            lambda: (roster.num_unstarted, roster.unstarted_tokens),
+        )
         self._planner = Planner(config, manager, self._roster, forced)
         self._seq_ids = count()
         self._arrivals = count()
@@ -121,17 +127,19 @@ class Scheduler:
 
     def check_room(self, num_requests: int = 1, num_prompt_tokens: int = 0) -> None:
         """Raises QueueFull unless so many more requests may wait. Changes nothing."""
-        check_room(num_requests, num_prompt_tokens, self.config, self._roster)
+        self.room.check(num_requests, num_prompt_tokens)
 
-    def add(self, request: EngineRequest) -> None:
-        """Queue all choices of ``request``.
+    def add(self, request: EngineRequest, reservation: Reservation | None = None) -> None:
+        """Queue all choices of ``request``, in the room that was reserved for it, if any.
 
-        Raises ValueError for a malformed request or an id that is in use, RequestTooLarge if a choice could never run,
-        QueueFull if too many wait. After an exception nothing has changed.
+        Raises ValueError for a malformed request, an id that is in use or a reservation of less, RequestTooLarge if a
+        choice could never run, QueueFull if too many wait and nothing is reserved. After an exception nothing has
+        changed.
         """
         check_form(request, self._roster)
         check_size(request, self.config, self._manager)
-        self.check_room(1, len(request.prompt_token_ids))
+        if reservation is None:
+            self.room.check(1, len(request.prompt_token_ids))
 
         group = RequestGroup(request, next(self._arrivals))
         group.ready = not request.read_prefix_cache  # nothing to share, nothing to wait for
@@ -147,6 +155,8 @@ class Scheduler:
             if self._audits is not None and self._audits.chosen(request.request_id, spec.index):
                 choice.trail = Trail()
             group.choices.append(choice)
+        if reservation is not None:
+            reservation.take(len(request.prompt_token_ids))
         self._roster.add(group)
 
     def abort(self, request_id: str, error: str | None = None) -> list[ChoiceEvent]:
@@ -296,6 +306,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise AssertionError unless seats, queue, groups and blocks agree. Not while a step runs elsewhere."""
         self._roster.check_integrity([] if self._audits is None else self._audits.sequences)
+        self.room.check_integrity()
         if self._audits is not None:
             self._audits.check_integrity()
 

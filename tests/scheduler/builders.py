@@ -15,6 +15,7 @@ from kvcache.manager import KVCacheManager
 from kvcache.table import BlockTable
 from scheduler.config import SchedulerConfig
 from scheduler.request import ChoiceEvent, ChoiceSpec, EngineRequest, TextDecision
+from scheduler.room import Reservation
 from scheduler.scheduler import Scheduler
 from specdec.params import SamplingParams
 from specdec.plan import PlanItem, SequenceOutput, StepPlan, StepResult, StepStats, TokenLogprobs
@@ -246,11 +247,19 @@ class Bench:
         self.time += 1.0
         return self.time
 
-    def add(self, request: EngineRequest) -> None:
-        self.scheduler.add(request)
+    def add(self, request: EngineRequest, reservation: Reservation | None = None) -> None:
+        self.scheduler.add(request, reservation)
         self.requests[request.request_id] = request
         for spec in request.choices:
             self.got[request.request_id, spec.index] = []
+
+    def queued_prompts(self) -> list[int]:
+        """Prompt lengths of the requests of which no choice has run."""
+        return [
+            len(group.request.prompt_token_ids)
+            for group in self.scheduler._roster.groups.values()
+            if all(choice.first_scheduled_time is None for choice in group.choices)
+        ]
 
     def abort(self, request_id: str) -> None:
         self.take(self.scheduler.abort(request_id))
