@@ -24,7 +24,8 @@ class Grammars:
     """``cache`` is what the engine's constraint uses too; None, with a ``reason``, if there is no structured output.
 
     For the event loop's thread. ``timeout``: seconds for one grammar. ``count`` hears the
-    result of each check (one of server.metrics.GRAMMAR_RESULTS); ``module`` is what checks.
+    result of each check (one of server.metrics.GRAMMAR_RESULTS); ``module`` is what checks, in a process that ``worker``
+    makes.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Grammars:
         timeout: float = 5.0,
         count: Count = lambda result: None,
         module: str = "specdec.grammar.check",
+        worker: Callable[..., WorkerProcess] = WorkerProcess,
     ) -> None:
         self._cache = cache
         self._tokenizer = tokenizer
@@ -43,7 +45,7 @@ class Grammars:
         self._timeout = timeout
         self._count = count
         self._checking = 0
-        self._worker = WorkerProcess(module, memory_bytes=WORKER_MEMORY)
+        self._worker = worker(module, memory_bytes=WORKER_MEMORY)
 
     @property
     def info(self) -> dict[str, Any]:

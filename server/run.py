@@ -14,11 +14,13 @@ import sys
 from collections.abc import Callable, Generator
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from server.app import create_app
 from server.assemble import Report, StartError
 from server.service import Service
 from server.settings import Settings
+from server.tls import tls_options, uses_tls
 
 logger = logging.getLogger("truedraft.run")
 
@@ -52,14 +54,16 @@ def _cannot_listen(where: str, error: OSError) -> StartError:
     return StartError(f"cannot listen on {where}: {reason}")
 
 
-def run(service: Service, sock: socket.socket, report: Report) -> int:
+def run(
+    service: Service, sock: socket.socket, report: Report, build_app: Callable[[Service], ASGIApp] = create_app
+) -> int:
     """Serve until a signal or a failure; returns the exit code. Raises StartError if the port was taken meanwhile."""
     try:
         # Two servers that load at the same time may both have bound the port; only one may listen.
         sock.listen(2048)
     except OSError as error:
         raise _cannot_listen(f"{service.settings.host}:{service.settings.port}", error) from error
-    runner = _Runner(service, sock, report)
+    runner = _Runner(service, sock, report, build_app(service))
     code = asyncio.run(runner.run())
     if not runner.ended_in_order:
         _leave(code)
@@ -83,7 +87,7 @@ class _Server(uvicorn.Server):
 
 
 class _Runner:
-    def __init__(self, service: Service, sock: socket.socket, report: Report) -> None:
+    def __init__(self, service: Service, sock: socket.socket, report: Report, app: ASGIApp) -> None:
         self._service = service
         self._sock = sock
         self._report = report
@@ -92,7 +96,7 @@ class _Runner:
         self._draining: asyncio.Task[None] | None = None
         self._server = _Server(
             uvicorn.Config(
-                create_app(service),
+                app,
                 http="h11",  # bounds the headers; the alternatives do not
                 h11_max_incomplete_event_size=MAX_HEADER_BYTES,
                 ws="none",
@@ -102,6 +106,7 @@ class _Runner:
                 server_header=False,
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=FLUSH_SECONDS,
+                **tls_options(service.settings),
             ),
             self._announce,
         )
@@ -138,8 +143,10 @@ class _Runner:
             f"serving {facts.names[0]} ({info['model']['dtype']}, {info['model']['device']}, {info['executor']}), "
             f"{info['exactness']['summary']}, {info['kv_cache']['num_blocks']} KV blocks of "
             f"{info['kv_cache']['block_size']} tokens, up to {facts.num_speculative_tokens} drafts a step, "
-            f"on http://{shown}:{port}"
+            f"on {'https' if uses_tls(self._service.settings) else 'http'}://{shown}:{port}"
         )
+        if not self._service.keys:
+            logger.info("there are no API keys: whoever reaches this port may use the server")
 
     async def _watch(self) -> None:
         """End the process when the engine cannot go on: whoever started it can start it again."""

@@ -137,6 +137,9 @@ class Drafting:
             return draft.cut(self._constraint.num_allowed(sequence, draft.token_ids))
         except SamplingError:  # the target's own token will say so
             return draft.cut(0)
+        except Exception:  # no other sequence's fault; if its mask fails too, it ends alone
+            logger.warning("a constraint failed; its sequence goes on without drafts", exc_info=True)
+            return draft.cut(0)
 
     def _cut(self, draft: Draft, limit: int) -> Draft:
         kept: list[int] = []

@@ -173,6 +173,12 @@ class Sampler:
             tokens.update(zip(rows, found.tolist(), strict=True))
         return tokens
 
+    def sample_row(
+        self, row: Row, params: SamplingParams, t: int, state: SamplingState | None = None, mask: Mask | None = None
+    ) -> int:
+        """:func:`sample_row`. Raises SamplingError."""
+        return sample_row(row, params, t, state, mask)
+
     def normalisers(self, logits: Tensor, first_row: int, count: int) -> list[float]:
         """logsumexp of ``count`` rows of ``logits`` [R, V]. Raises InvalidLogits if one of them has none."""
         rows = logits[first_row : first_row + count]

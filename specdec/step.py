@@ -41,7 +41,7 @@ from specdec.logprobs import token_logprobs
 from specdec.plan import PlanItem, SequenceOutput, StepPlan, StepResult, StepStats, TokenLogprobs
 from specdec.proposing import Proposing, Wish
 from specdec.rival import rival_gap
-from specdec.sampling import RowJob, Sampler, SamplingState, sample_row
+from specdec.sampling import RowJob, Sampler, SamplingState
 from specdec.sequence import Sequence
 from specdec.verification import Verdict, verify
 
@@ -118,6 +118,8 @@ class SpeculativeStep:
         self._constraint = constraint
         self._max_model_len = info.max_model_len if max_model_len is None else max_model_len
         self._states: dict[int, SamplingState] = {}
+        # If the last ``run`` raised: whether it left every sequence and table as they were, so that it may run again.
+        self.intact = True
         self._ledger = ledger
         if ledger is not None:
             watch(ledger, drafters.values())
@@ -132,10 +134,11 @@ class SpeculativeStep:
 
         A sequence that cannot be sampled gets an ``error`` and keeps its state. An exception of the executor, or a
         plan that leaves its block tables, is raised and leaves every sequence as it was. So is a LedgerError, but for
-        one about the step's own commits, which comes last.
+        one about the step's own commits, which comes last. ``intact`` tells which it was.
         """
         if not plan.items:
             return StepResult((), StepStats())
+        self.intact = True
         marks = [time.perf_counter()]
         work, expected = self._draft(plan)
         marks.append(time.perf_counter())
@@ -149,6 +152,7 @@ class SpeculativeStep:
         marks.append(time.perf_counter())
         self._accept(work, logits)
         marks.append(time.perf_counter())
+        self.intact = False
         try:
             outputs = tuple(self._apply(one) for one in work)
         finally:
@@ -225,14 +229,11 @@ class SpeculativeStep:
         return PackedBatch.build(spans, block_size=self._storage.block_size, scratch_block=self._storage.scratch_block)
 
     def _accept(self, work: list[_Work], logits: Tensor) -> None:
-        jobs = [
-            RowJob(one.sample_row, len(one.drafts) + 1, one.sequence.params, one.sequence.num_output_tokens)
-            for one in work
-            if one.tokens_left and self._batchable(one.sequence)
-        ]
-        tokens = self._sampler.sample_batch(logits, jobs)
+        tokens = self._sample_batch([one for one in work if one.tokens_left and self._batchable(one.sequence)], logits)
         rows = logits.numpy()
         for one in work:
+            if one.error is not None:
+                continue
             try:
                 self._accept_one(one, logits, rows, tokens)
             except SamplingError as error:
@@ -242,6 +243,25 @@ class SpeculativeStep:
                 one.error = f"internal error while sampling ({type(error).__name__})"
             if one.error is not None:
                 self._states.pop(one.sequence.seq_id, None)  # it may have seen drafts; it can be derived again
+
+    def _sample_batch(self, work: list[_Work], logits: Tensor) -> dict[int, int]:
+        """Token by row. If that fails, each by itself, which gives the same tokens: who fails then has an error."""
+        jobs = [
+            RowJob(one.sample_row, len(one.drafts) + 1, one.sequence.params, one.sequence.num_output_tokens)
+            for one in work
+        ]
+        try:
+            return self._sampler.sample_batch(logits, jobs)
+        except Exception:
+            logger.exception("sampling %d sequences at once failed; each is sampled by itself", len(jobs))
+        tokens: dict[int, int] = {}
+        for one, job in zip(work, jobs, strict=True):
+            try:
+                tokens.update(self._sampler.sample_batch(logits, [job]))
+            except Exception as error:
+                logger.exception("sampling sequence %d failed", one.sequence.seq_id)
+                one.error = f"internal error while sampling ({type(error).__name__})"
+        return tokens
 
     def _batchable(self, sequence: Sequence) -> bool:
         return self._sampler.batchable(sequence.params) and not self._constrained(sequence)
@@ -281,7 +301,7 @@ class SpeculativeStep:
 
             def plain(i: int) -> int:
                 token = tokens.get(first + i, -1)
-                return token if token >= 0 else sample_row(rows[first + i], params, t + i)
+                return token if token >= 0 else self._sampler.sample_row(rows[first + i], params, t + i)
 
             return plain
 
@@ -292,7 +312,7 @@ class SpeculativeStep:
             if i > 0:
                 state.history.push(drafts[i - 1])  # accepted, or this row would not matter
             mask = self._constraint.mask(sequence, drafts[:i]) if self._constraint and constrained else None
-            return sample_row(rows[first + i], params, t + i, state, mask)
+            return self._sampler.sample_row(rows[first + i], params, t + i, state, mask)
 
         return stateful
 

@@ -52,12 +52,14 @@ class RenderedChat:
 class ChatTemplate:
     """Renders chats in a process of its own, within ``timeout`` seconds each."""
 
-    def __init__(self, tokenizer: ChatTokenizer, *, timeout: float) -> None:
+    def __init__(
+        self, tokenizer: ChatTokenizer, *, timeout: float, worker: Callable[..., WorkerProcess] = WorkerProcess
+    ) -> None:
         self.tokenizer = tokenizer
         self._timeout = timeout
         self._templates = dict(tokenizer.chat_templates)
         self._waiting = 0
-        self._worker = WorkerProcess("server.chat.render", memory_bytes=MEMORY_BYTES)
+        self._worker = worker("server.chat.render", memory_bytes=MEMORY_BYTES)
 
     def source(self, with_tools: bool) -> str | None:
         """The template that is used; None if the model has none."""

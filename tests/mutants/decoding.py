@@ -50,8 +50,9 @@ DECODING = (
     Mutant(
         "the bonus token is sampled from the row before it",
         "specdec/step.py",
-        "            return sample_row(rows[first + i], params, t + i, state, mask)\n",
-        "            return sample_row(rows[first + min(i, max(0, len(drafts) - 1))], params, t + i, state, mask)\n",
+        "            return self._sampler.sample_row(rows[first + i], params, t + i, state, mask)\n",
+        "            row = rows[first + min(i, max(0, len(drafts) - 1))]\n"
+        "            return self._sampler.sample_row(row, params, t + i, state, mask)\n",
         ("tests/specdec/test_limits.py::test_restrictions_hold_on_accepted_recovered_and_bonus_tokens", _ON_OFF),
     ),
     Mutant(

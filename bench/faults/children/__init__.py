@@ -1,0 +1,1 @@
+"""Modules of child processes: the functions of the server's own, and one that suffers a fault."""
