@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Protocol, TypeVar
 
+from scheduler.audit import AuditStatus
 from scheduler.errors import EngineUnhealthy, ShuttingDown
 from scheduler.handle import RequestHandle
-from scheduler.request import ChoiceEvent, EngineRequest
+from scheduler.readers import MakeHandle, Readers
+from scheduler.request import EngineRequest
 from scheduler.retry import live_items
 from scheduler.room import Reservation, WaitingRoom
 from scheduler.scheduler import Scheduler
@@ -36,7 +40,9 @@ class Step(Protocol):
 
 
 class Engine:
-    """Owns the model thread and the loop task. All methods are for the event loop's thread.
+    """The engine in this process (scheduler.interface): owns the model thread and the loop task.
+
+    All methods are for the event loop's thread.
 
     Arrivals and aborts during a step take effect when it is over. A step that raises fails the requests that were part
     of it and the loop goes on; after ``max_consecutive_failures`` such steps in a row, or a fault of the scheduler
@@ -53,6 +59,7 @@ class Engine:
         thread_init: Callable[[], None] | None = None,
         max_consecutive_failures: int = 3,
         max_buffered_batches: int = MAX_BUFFERED_BATCHES,
+        make_handle: MakeHandle = RequestHandle,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if max_consecutive_failures < 1 or max_buffered_batches < 1:
@@ -62,16 +69,15 @@ class Engine:
             )
         self.scheduler = scheduler
         self._step = step
-        self._on_step = on_step
+        self.on_step = on_step
         self._max_failures = max_consecutive_failures
-        self._max_buffered = max_buffered_batches
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="model", initializer=thread_init)
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._handles: dict[str, RequestHandle] = {}
+        self._readers = Readers(self.abort, max_buffered_batches, make_handle)
         self._closing = False
         self._stopping = False
         self._failures = 0
@@ -96,6 +102,11 @@ class Engine:
     def seconds_since_progress(self) -> float:
         """Since the last step ended or work came to an idle engine; 0 while idle. For a watchdog."""
         return 0.0 if self._idle.is_set() else self._clock() - self._progress_time
+
+    @property
+    def audit_status(self) -> AuditStatus | None:
+        """None without audits."""
+        return self.scheduler.audit_status
 
     def start(self) -> None:
         """Start the loop task in the running event loop. Raises RuntimeError if it was started before."""
@@ -127,18 +138,21 @@ class Engine:
         """
         self.check_accepting()
         self.scheduler.add(request, reservation)
-        request_id = request.request_id
-        handle = RequestHandle(
-            request_id, (spec.index for spec in request.choices), self._max_buffered, lambda: self.abort(request_id)
-        )
-        self._handles[request_id] = handle
+        handle = self._readers.open(request)
         self._work_came()
         return handle
 
     def abort(self, request_id: str, error: str | None = None) -> None:
         """End a request, in any state; its blocks are free at the latest when the step that runs is over."""
-        self._hand_out(self.scheduler.abort(request_id, error))
+        self._readers.hand_out(self.scheduler.abort(request_id, error))
         self._work_came()
+
+    async def refresh(self) -> None:
+        """Nothing to do: what is told of this engine is always of now."""
+
+    def dump_stacks(self) -> None:
+        """Write where every thread of this process stands to stderr."""
+        faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
 
     async def call(self, function: Callable[[], T]) -> T:
         """Run ``function`` in the model thread, between two steps."""
@@ -154,14 +168,14 @@ class Engine:
         self.scheduler.close_audits()
         if self._task is None:
             self._thread.shutdown(wait=False)
-            return not self._handles
-        drained = not self._handles
+            return not self._readers
+        drained = not self._readers
         if drain and not drained and not self._task.done():
             waiting = asyncio.ensure_future(self._idle.wait())
             await asyncio.wait({waiting, self._task}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             waiting.cancel()
-            drained = not self._handles
-        self._hand_out(self.scheduler.abort_all())
+            drained = not self._readers
+        self._readers.hand_out(self.scheduler.abort_all())
         self._stopping = True
         self._wake.set()
         done, _ = await asyncio.wait({self._task}, timeout=grace)
@@ -214,7 +228,7 @@ class Engine:
         events = self.scheduler.fail(plan, message or "") if result is None else self.scheduler.apply(plan, result)
         if live_items(plan):
             self._failures = self._failures + 1 if result is None else 0
-        self._hand_out(events)
+        self._readers.hand_out(events)
         self._progress_time = self._clock()
         overhead = (started - began) + (self._progress_time - ended)
         stats = None if result is None else result.stats
@@ -242,26 +256,11 @@ class Engine:
         for seq_id in seq_ids:
             self._step.release(seq_id)
 
-    def _hand_out(self, events: Sequence[ChoiceEvent]) -> None:
-        """One batch for each request, in the order of the events."""
-        batches: dict[str, list[ChoiceEvent]] = {}
-        for event in events:
-            batches.setdefault(event.request_id, []).append(event)
-        for request_id, batch in batches.items():
-            handle = self._handles.get(request_id)
-            if handle is None:
-                continue
-            handle.put(tuple(batch))
-            if handle.finished:
-                del self._handles[request_id]
-            elif handle.overfull:
-                self.abort(request_id, f"the reader fell behind by more than {self._max_buffered} steps")
-
     def _report(self, record: StepRecord) -> None:
-        if self._on_step is None:
+        if self.on_step is None:
             return
         try:
-            self._on_step(record)
+            self.on_step(record)
         except Exception:  # metrics must not stop the service
             logger.exception("on_step failed")
 
@@ -277,11 +276,5 @@ class Engine:
         except Exception:
             logger.exception("requests could not be ended in order")
             events = []
-        self._hand_out(events)
-        for request_id, handle in list(self._handles.items()):
-            handle.put(
-                tuple(
-                    ChoiceEvent(request_id, index, finish_reason="error", error=reason) for index in handle.open_indices
-                )
-            )
-            del self._handles[request_id]
+        self._readers.hand_out(events)
+        self._readers.fail(reason)

@@ -220,7 +220,7 @@ class TestFailure:
             def broken(record: StepRecord) -> None:
                 raise KeyError("planted")
 
-            h.engine._on_step = broken
+            h.engine.on_step = broken
             request = build_request()
             check_complete(request, await collect(h.engine.submit(request)))
 
