@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from scheduler.request import ChoiceEvent
 from server.answer import Choice, build_choices, choose_best, request_metrics, usage
 from server.errors import APIError, unavailable
 from server.fan_in import FanIn
+from server.one_token import TokenByToken
 from server.resolve import ResolvedCompletion, check_limits, resolve
 from server.schemas import CompletionRequest, GenerationRequest
 from server.service import Service
@@ -75,6 +76,7 @@ class Completion:
         self._events = events
         self._choices = choices
         self._chunk_kind = chunk_kind
+        self._splitters = {index: TokenByToken() for index in choices} if request.token_by_token else {}
         self._head: dict[str, Any] = {
             "id": answer_id,
             "object": kind,
@@ -110,6 +112,12 @@ class Completion:
             return await asyncio.to_thread(choice.take, event, keep=keep)
         return choice.take(event, keep=keep)
 
+    def _parts(self, batch: Sequence[ChoiceEvent]) -> Sequence[ChoiceEvent]:
+        """The events that become chunks, one after the other."""
+        if not self._splitters:
+            return batch
+        return [part for event in batch for part in self._splitters[event.index].split(event)]
+
     async def stream(self) -> AsyncIterator[bytes]:
         """The answer as server-sent events. A failure is an event of its own, then the end."""
         options = self._request.stream_options
@@ -119,7 +127,7 @@ class Completion:
         try:
             async for batch in self._events.events():
                 chunks = []
-                for event in batch:
+                for event in self._parts(batch):
                     _raise_if_failed(event)
                     for choice in await self._take(event, keep=False):
                         chunk = {**head, "choices": [choice]}

@@ -30,6 +30,7 @@ class Strict(BaseModel):
 class StreamOptions(Strict):
     include_usage: bool = False
     continuous_usage_stats: bool = False
+    one_token_per_chunk: bool = False  # for clients that count chunks
     include_obfuscation: Literal[False] = False
 
 
@@ -127,6 +128,11 @@ class GenerationRequest(Strict):
     def num_prompt_logprobs(self) -> int | None:
         """Alternatives needed with each prompt token; None: the prompt is not scored."""
         return self.prompt_logprobs
+
+    @property
+    def token_by_token(self) -> bool:
+        """Whether a chunk of the stream may hold one token at most."""
+        return self.stream_options is not None and self.stream_options.one_token_per_chunk
 
 
 class CompletionRequest(GenerationRequest):

@@ -10,7 +10,7 @@ from server.chat.logprobs import chat_logprobs
 from server.chat.schema import ChatRequest
 from server.logprobs import prompt_logprobs
 from server.resolve import ResolvedPrompt, Tokenizer
-from server.tools.deltas import Content, Delta, JoinedDeltas, delta_body
+from server.tools.deltas import Content, Delta, JoinedDeltas, delta_body, merged_body
 
 
 class DeltaParser(Protocol):
@@ -77,12 +77,16 @@ class ChatChoice:
         """The event as streamed choices. ``keep``: remember it for ``whole``.
 
         The first says whose message it is. What belongs to tokens and not to text comes with the last delta of the
-        event that the tokens came in; it may be an empty one, since text can lag behind its tokens.
+        event that the tokens came in; it may be an empty one, since text can lag behind its tokens. Token by token,
+        every token has one delta, empty or not.
         """
         deltas = self._parser.push(event.text)
         if event.finish_reason is not None:
             deltas += self._parser.finish()
-        pieces = [self._piece(delta_body(delta)) for delta in deltas]
+        if self._request.token_by_token:
+            pieces = [self._piece(merged_body(deltas))]
+        else:
+            pieces = [self._piece(delta_body(delta)) for delta in deltas]
         about_tokens = self._about_tokens(event)
         if about_tokens:
             if not pieces:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +44,21 @@ def delta_body(delta: Delta) -> dict[str, Any]:
             return {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
         case Arguments(index, text):
             return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+
+def merged_body(deltas: Sequence[Delta]) -> dict[str, Any]:
+    """Several deltas as one ``delta``, from which a client joins the same; empty without any."""
+    contents = [delta.text for delta in deltas if isinstance(delta, Content)]
+    body: dict[str, Any] = {"content": "".join(contents)} if contents else {}
+    calls: dict[int, dict[str, Any]] = {}
+    for delta in deltas:
+        match delta:
+            case CallStart(index):
+                (calls[index],) = delta_body(delta)["tool_calls"]
+            case Arguments(index, text):
+                call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
+                call["function"]["arguments"] += text
+    return body | ({"tool_calls": list(calls.values())} if calls else {})
 
 
 @dataclass(slots=True)
