@@ -1,0 +1,1 @@
+"""Who may use the server: API keys, and the middleware that asks for them."""
