@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from server.errors import APIError, bad_request, unavailable
 from server.output_format import wanted_format
@@ -20,8 +20,49 @@ MAX_CHECKING = 64  # requests that wait for the worker
 Count = Callable[[str], None]
 
 
+class CompiledGrammars(Protocol):
+    """Those that the engine holds compiled, wherever it runs."""
+
+    @property
+    def memory_bytes(self) -> int: ...
+
+    @property
+    def max_bytes(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def __contains__(self, grammar: str) -> bool: ...
+
+    async def prepare(self, grammar: str) -> None:
+        """Have it compiled, so that no step waits for that. Raises GrammarError."""
+
+
+class LocalGrammars:
+    """Compiled in this process, in a thread."""
+
+    def __init__(self, cache: GrammarCache) -> None:
+        self._cache = cache
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._cache.memory_bytes
+
+    @property
+    def max_bytes(self) -> int:
+        return self._cache.max_bytes
+
+    def __len__(self) -> int:
+        return len(self._cache)
+
+    def __contains__(self, grammar: str) -> bool:
+        return grammar in self._cache
+
+    async def prepare(self, grammar: str) -> None:
+        await asyncio.to_thread(self._cache.matcher, grammar)
+
+
 class Grammars:
-    """``cache`` is what the engine's constraint uses too; None, with a ``reason``, if there is no structured output.
+    """``compiled`` are those of the engine's constraint; None, with a ``reason``, if there is no structured output.
 
     For the event loop's thread. ``timeout``: seconds for one grammar. ``count`` hears the
     result of each check (one of server.metrics.GRAMMAR_RESULTS); ``module`` is what checks, in a process that ``worker``
@@ -30,7 +71,7 @@ class Grammars:
 
     def __init__(
         self,
-        cache: GrammarCache | None,
+        compiled: CompiledGrammars | None,
         tokenizer: TokenizerText | None,
         *,
         reason: str | None = None,
@@ -39,7 +80,7 @@ class Grammars:
         module: str = "specdec.grammar.check",
         worker: Callable[..., WorkerProcess] = WorkerProcess,
     ) -> None:
-        self._cache = cache
+        self._compiled = compiled
         self._tokenizer = tokenizer
         self._reason = reason
         self._timeout = timeout
@@ -50,21 +91,21 @@ class Grammars:
     @property
     def info(self) -> dict[str, Any]:
         """For /v1/server_info."""
-        cache = self._cache
+        compiled = self._compiled
         return {
-            "available": cache is not None,
+            "available": compiled is not None,
             "reason": self._reason,
             "compile_timeout": self._timeout,
             "max_grammar_bytes": MAX_GRAMMAR_BYTES,
-            "cached_grammars": 0 if cache is None else len(cache),
-            "memory_bytes": 0 if cache is None else cache.memory_bytes,
-            "max_memory_bytes": 0 if cache is None else cache.max_bytes,
+            "cached_grammars": 0 if compiled is None else len(compiled),
+            "memory_bytes": 0 if compiled is None else compiled.memory_bytes,
+            "max_memory_bytes": 0 if compiled is None else compiled.max_bytes,
         }
 
     @property
     def available(self) -> bool:
         """Whether outputs of this model can be held to a grammar."""
-        return self._cache is not None
+        return self._compiled is not None
 
     async def of(self, request: GenerationRequest) -> str | None:
         """``check`` of the grammar that the request's own fields hold; None for plain text. Raises APIError."""
@@ -78,11 +119,11 @@ class Grammars:
 
         ``foreign``: it may be GBNF or EBNF, which becomes lark. 503 if too many wait for their check.
         """
-        if self._cache is None or self._tokenizer is None:
+        if self._compiled is None or self._tokenizer is None:
             raise bad_request(
                 f"{param} is not possible with this model: {self._reason}", param, "unsupported_parameter"
             )
-        if not foreign and grammar in self._cache:
+        if not foreign and grammar in self._compiled:
             return grammar
         if len(grammar) > MAX_GRAMMAR_BYTES:
             raise bad_request(f"{param} is larger than {MAX_GRAMMAR_BYTES} bytes", param)
@@ -94,7 +135,7 @@ class Grammars:
         finally:
             self._checking -= 1
         self._count("accepted")
-        await asyncio.to_thread(self._cache.matcher, checked)  # so that the engine finds it compiled
+        await self._compiled.prepare(checked)
         return checked
 
     async def _check(self, grammar: str, param: str, foreign: bool) -> str:

@@ -212,7 +212,7 @@ def _kill(process: subprocess.Popen[bytes], connection: Connection, lifeline: in
 def main(arguments: list[str]) -> None:
     """The child: module, descriptor of the requests, descriptor of the lifeline, bytes of memory (0: unbounded)."""
     module, requests, lifeline, memory_bytes = arguments[0], *map(int, arguments[1:])
-    _die_with(lifeline)
+    die_with(lifeline)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if memory_bytes:
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
@@ -243,7 +243,7 @@ def _first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
-def _die_with(lifeline: int) -> None:
+def die_with(lifeline: int) -> None:
     """Have the kernel end this process when the other end of ``lifeline`` is closed (SIGIO's default is to end it).
 
     A thread that waits for it would wait for the interpreter as well, which a library may hold for minutes.

@@ -14,6 +14,7 @@ def metrics_router(service: Service) -> APIRouter:
 
     @router.get("/metrics", **describe(None, text="text/plain"))
     async def metrics() -> Response:
+        await service.engine.refresh()
         # Whatever a scraper asks for, it gets the same format: OpenMetrics would rename the counters.
         return Response(service.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 

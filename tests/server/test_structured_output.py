@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from server.errors import APIError
-from server.grammars import MAX_CHECKING, Grammars
+from server.grammars import MAX_CHECKING, Grammars, LocalGrammars
 from server.resolve import check_limits
 from server.schemas import parse_completion
 from server.service import Service
@@ -260,7 +260,7 @@ def failing(service: Service) -> Iterator[Grammars]:
     text = TokenizerText(tokenizer.serialized, tokenizer.vocab_size, (0,))
     cache = GrammarCache(GrammarCompiler(text), 2**20)
     results: list[str] = []
-    grammars = Grammars(cache, text, timeout=1.0, count=results.append, module="tests.server.failing_checks")
+    grammars = Grammars(LocalGrammars(cache), text, timeout=1.0, count=results.append, module="tests.server.failing_checks")
     grammars.results = results  # type: ignore[attr-defined]
     yield grammars
     grammars.close()
