@@ -71,5 +71,8 @@ class EngineInterface(Protocol):
         waited for that. May be called again.
         """
 
+    def give_up(self, reason: str) -> None:
+        """Fail every request with ``reason`` and take nothing new: unhealthy from now on, whatever the step does."""
+
     def dump_stacks(self) -> None:
         """Write where every thread of the engine and of this process stands to stderr."""

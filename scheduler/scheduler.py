@@ -136,7 +136,7 @@ class Scheduler:
         choice could never run, QueueFull if too many wait and nothing is reserved. After an exception nothing has
         changed.
         """
-        check_form(request, self._roster)
+        check_form(request, self._roster.groups)
         check_size(request, self.config, self._manager)
         if reservation is None:
             self.room.check(1, len(request.prompt_token_ids))
