@@ -76,17 +76,16 @@ class ChoiceAnswer:
 
     def whole(self) -> dict[str, Any]:
         """Every piece taken so far, joined."""
-        whole = dict(self._pieces[0])
-        for piece in self._pieces[1:]:
-            whole["text"] += piece["text"]
-            whole["finish_reason"] = piece["finish_reason"]
-            whole["stop_reason"] = piece["stop_reason"]
-            if piece["logprobs"] is not None:
-                whole["logprobs"] = {
-                    name: whole["logprobs"][name] + piece["logprobs"][name] for name in whole["logprobs"]
-                }
-            if "token_ids" in piece:
-                whole["token_ids"] = whole["token_ids"] + piece["token_ids"]
+        pieces = self._pieces
+        whole = {**pieces[0], "text": "".join(piece["text"] for piece in pieces)}
+        for name in ("finish_reason", "stop_reason"):
+            whole[name] = pieces[-1][name]
+        if whole["logprobs"] is not None:
+            whole["logprobs"] = {
+                name: [entry for piece in pieces for entry in piece["logprobs"][name]] for name in whole["logprobs"]
+            }
+        if "token_ids" in whole:
+            whole["token_ids"] = [token_id for piece in pieces for token_id in piece["token_ids"]]
         return whole
 
     @property

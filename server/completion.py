@@ -12,6 +12,7 @@ from scheduler.request import ChoiceEvent
 from server.answer import Choice, build_choices, choose_best, request_metrics, usage
 from server.errors import APIError, unavailable
 from server.fan_in import FanIn
+from server.large_json import large_event
 from server.one_token import TokenByToken
 from server.resolve import ResolvedCompletion, check_limits, resolve
 from server.schemas import CompletionRequest, GenerationRequest
@@ -133,7 +134,7 @@ class Completion:
                         chunk = {**head, "choices": [choice]}
                         if with_usage:
                             chunk["usage"] = usage(self._resolved, self._choices) if continuous else None
-                        chunks.append(data_event(chunk))
+                        chunks.append(data_event(chunk) if event.prompt_logprobs is None else await large_event(chunk))
                 if chunks:
                     yield b"".join(chunks)
             if options is not None and options.include_usage:

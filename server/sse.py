@@ -22,8 +22,13 @@ _LINE_ENDS = re.compile("[\x7f-\x9f\u2028\u2029]")
 
 
 def dump_json(value: Mapping[str, Any]) -> bytes:
+    return json_text(value).encode()
+
+
+def json_text(value: object) -> str:
+    """Without line ends, whoever looks for them."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return _LINE_ENDS.sub(lambda match: f"\\u{ord(match[0]):04x}", text).encode()
+    return _LINE_ENDS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def data_event(value: Mapping[str, Any]) -> bytes:

@@ -10,7 +10,8 @@ from fastapi import Request, Response
 
 from server.completion import Completion
 from server.errors import APIError
-from server.sse import EventStream, dump_json
+from server.large_json import dump_answer
+from server.sse import EventStream
 
 CLIENT_CLOSED_REQUEST = 499  # nobody reads it; the log does
 
@@ -29,7 +30,7 @@ async def respond(request: Request, completion: Completion, *, stream: bool, sen
         completion.abort()
     if answer is None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-    return Response(dump_json(answer), media_type="application/json", headers=headers)
+    return Response(await dump_answer(answer), media_type="application/json", headers=headers)
 
 
 async def _unless_disconnected(

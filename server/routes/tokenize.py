@@ -7,10 +7,10 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from server.body import read_json_object
+from server.large_json import dump_answer
 from server.openapi import POST, describe
 from server.service import Service
 from server.shapes import TextAnswer, TokensAnswer
-from server.sse import dump_json
 from server.tokenizing import (
     DetokenizeRequest,
     TokenizeChatRequest,
@@ -36,18 +36,18 @@ def tokenize_router(service: Service) -> APIRouter:
         parsed = await read_json_object(request, max_bytes=max_bytes, deadline=deadline, parse=parse_tokenize)
         service.check_open()
         if isinstance(parsed, TokenizeChatRequest):
-            return _json(await tokenize_chat(parsed, service))
-        return _json(await tokenize(parsed, service.tokenizer, service.facts))
+            return await _json(await tokenize_chat(parsed, service))
+        return await _json(await tokenize(parsed, service.tokenizer, service.facts))
 
     @router.post("/detokenize", **describe(TextAnswer, body=DetokenizeRequest, errors=POST, facts=service.facts))
     async def create_text(request: Request) -> Response:
         """The text of ids."""
         parsed = await read_json_object(request, max_bytes=max_bytes, deadline=deadline, parse=parse_detokenize)
         service.check_open()
-        return _json(await detokenize(parsed, service.tokenizer, service.facts))
+        return await _json(await detokenize(parsed, service.tokenizer, service.facts))
 
     return router
 
 
-def _json(answer: dict[str, Any]) -> Response:
-    return Response(dump_json(answer), media_type="application/json")
+async def _json(answer: dict[str, Any]) -> Response:
+    return Response(await dump_answer(answer), media_type="application/json")
