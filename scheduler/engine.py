@@ -15,13 +15,14 @@ from typing import Protocol, TypeVar
 from scheduler.audit import AuditStatus
 from scheduler.errors import EngineUnhealthy, ShuttingDown
 from scheduler.handle import RequestHandle
+from scheduler.isolation import joined
 from scheduler.readers import MakeHandle, Readers
 from scheduler.request import EngineRequest
 from scheduler.retry import live_items
 from scheduler.room import Reservation, WaitingRoom
 from scheduler.scheduler import Scheduler
 from scheduler.stats import StepRecord
-from specdec.plan import StepPlan, StepResult
+from specdec.plan import SequenceOutput, StepPlan, StepResult, StepStats
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,9 @@ MAX_BUFFERED_BATCHES = 4096  # events of so many steps are kept for a reader who
 
 
 class Step(Protocol):
-    """Both are called in the model thread alone."""
+    """Both methods are called in the model thread alone."""
+
+    intact: bool  # if the last ``run`` raised: whether it left every sequence and table as they were
 
     def run(self, plan: StepPlan) -> StepResult: ...
 
@@ -44,10 +47,12 @@ class Engine:
 
     All methods are for the event loop's thread.
 
-    Arrivals and aborts during a step take effect when it is over. A step that raises fails the requests that were part
-    of it and the loop goes on; after ``max_consecutive_failures`` such steps in a row, or a fault of the scheduler
-    itself, the state is not to be trusted: every request fails and the engine stays unhealthy. A step with audits in it
-    is first run again without them, and steps of audits alone do not count.
+    Arrivals and aborts during a step take effect when it is over. A step that raises and changed nothing is run again
+    sequence by sequence, so that only those fail that make it raise; the others' tokens are what they would have been.
+    If nobody gets through, or it may have changed something, it fails the requests that were part of it, and the loop
+    goes on; after ``max_consecutive_failures`` such steps in a row, or a fault of the scheduler itself, the state is
+    not to be trusted: every request fails and the engine stays unhealthy. A step with audits in it is first run again
+    without them, and steps of audits alone do not count.
     """
 
     def __init__(
@@ -150,6 +155,10 @@ class Engine:
     async def refresh(self) -> None:
         """Nothing to do: what is told of this engine is always of now."""
 
+    def give_up(self, reason: str) -> None:
+        """Fail every request with ``reason`` and take nothing new: unhealthy from now on, whatever the step does."""
+        self._die(reason)
+
     def dump_stacks(self) -> None:
         """Write where every thread of this process stands to stderr."""
         faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
@@ -224,6 +233,8 @@ class Engine:
             plan = live
             forget = [*released, *(item.sequence.seq_id for item in live.items)]
             result, message = await self._try(plan, forget)
+        if result is None and self._step.intact and len(live_items(plan)) == len(plan.items) > 1:
+            result = await self._one_by_one(plan)
         ended = self._clock()
         events = self.scheduler.fail(plan, message or "") if result is None else self.scheduler.apply(plan, result)
         if live_items(plan):
@@ -245,6 +256,26 @@ class Engine:
         except Exception as error:
             logger.exception("a step with %d sequences raised", len(plan.items))
             return None, f"the model step failed ({type(error).__name__})"
+
+    async def _one_by_one(self, plan: StepPlan) -> StepResult | None:
+        """The step raised and changed nothing: run each sequence by itself. Those who raise then have an error.
+
+        None if all do, or if one leaves an unknown state: then the step as a whole has failed.
+        """
+        logger.warning("running the step again, each of its %d sequences by itself", len(plan.items))
+        parts = []
+        num_failed = 0
+        for item in plan.items:
+            seq_id = item.sequence.seq_id
+            part, message = await self._try(StepPlan((item,)), (seq_id,))  # it may have seen drafts: it is forgotten
+            if part is None:
+                num_failed += 1
+                if not self._step.intact:
+                    return None
+                part = StepResult((SequenceOutput(seq_id, error=message),), StepStats())
+            parts.append(part)
+            self._progress_time = self._clock()
+        return None if num_failed == len(parts) else joined(parts)
 
     def _run(self, plan: StepPlan, released: Sequence[int]) -> StepResult:
         """In the model thread."""

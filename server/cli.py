@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from model.children import end_all_children
 from model.errors import ModelError
@@ -18,6 +18,12 @@ from server.commands import Command, CommandError, find_commands
 from server.ending import INTERRUPTED_CODE, TERMINATED_CODE, Ended, ended_by_signals
 from server.settings import Settings, SettingsError, choices_of, default_text, flag_name, is_switch, load_settings
 from server.version import VERSION
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from server.parts import Parts
+    from server.service import Service
 
 _EXIT_CODES = (
     "Exit codes: 0 when done, also when a signal ended a server that was ready; 1 for an error, which is one line on "
@@ -72,8 +78,11 @@ def build_parser(others: Mapping[str, Command] | None = None) -> argparse.Argume
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code; whatever the user can mend is one line on stderr and 1."""
+def main(argv: Sequence[str] | None = None, serve_settings: Callable[[Settings], int] | None = None) -> int:
+    """Returns the exit code; whatever the user can mend is one line on stderr and 1.
+
+    ``serve_settings`` is what ``serve`` does with its settings; None: :func:`serve`.
+    """
     others = find_commands()
     arguments = vars(build_parser(others).parse_args(argv))
     name = arguments.pop("command")
@@ -81,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             if name in others:
                 return others[name].run(argparse.Namespace(**arguments), report)
-            return _run(name, arguments)
+            return _run(name, arguments, serve if serve_settings is None else serve_settings)
         except (SettingsError, CommandError, ModelError, ModelSourceError) as error:
             report(f"error: {error}")
             return 1
@@ -89,25 +98,34 @@ def main(argv: Sequence[str] | None = None) -> int:
             return tell(ended.number)
 
 
-def _run(command: str, arguments: dict[str, Any]) -> int:
+def _run(command: str, arguments: dict[str, Any], serve_settings: Callable[[Settings], int]) -> int:
     if command == "serve":
-        return _serve(load_settings(arguments, arguments.pop("config")))
+        return serve_settings(load_settings(arguments, arguments.pop("config")))
     if command == "fetch":
         return _fetch(arguments["model"])
     return _build_kernels()
 
 
-def _serve(settings: Settings) -> int:
+def serve(
+    settings: Settings, parts: Parts | None = None, build_app: Callable[[Service], ASGIApp] | None = None
+) -> int:
+    """Serve until a signal or a failure; returns the exit code.
+
+    ``parts`` and ``build_app`` are for whoever assembles a service or an application of their own.
+    """
     from server.logs import configure_logging
 
     configure_logging(settings.log_level, settings.log_format)
     # Imported here: torch takes seconds, and --help or a bad flag should not.
+    from server.app import create_app
     from server.assemble import StartError, build_service
+    from server.parts import PLAIN
     from server.run import bind, run
 
     try:
         with bind(settings) as sock:  # before the model is loaded: a port in use is told at once
-            return run(build_service(settings, report), sock, report)
+            service = build_service(settings, report, parts or PLAIN)
+            return run(service, sock, report, build_app or create_app)
     except StartError as error:
         report(f"error: {error}")
         return 1

@@ -12,6 +12,9 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Generator
+from functools import partial
+from types import FrameType
+from typing import NoReturn
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -20,6 +23,7 @@ from server.app import create_app
 from server.assemble import Report, StartError
 from server.service import Service
 from server.settings import Settings
+from server.watchdog import Watchdog
 from server.tls import tls_options, uses_tls
 
 logger = logging.getLogger("truedraft.run")
@@ -27,6 +31,9 @@ logger = logging.getLogger("truedraft.run")
 FLUSH_SECONDS = 5  # for answers that are written already but not sent yet
 WATCH_SECONDS = 1.0
 LAST_ANSWERS_SECONDS = 2.0  # /health says 503 for so long before a failed process ends
+ENGINE_SECONDS = 5.0  # for the step that runs when the engine is to end
+TIMER_SECONDS = 5.0  # that the runtime's own timer leaves the watchdog to act first
+END_SECONDS = 15.0  # for what follows when all requests have ended: flushing, closing, joining threads
 MAX_HEADER_BYTES = 64 * 1024
 
 
@@ -57,7 +64,12 @@ def _cannot_listen(where: str, error: OSError) -> StartError:
 def run(
     service: Service, sock: socket.socket, report: Report, build_app: Callable[[Service], ASGIApp] = create_app
 ) -> int:
-    """Serve until a signal or a failure; returns the exit code. Raises StartError if the port was taken meanwhile."""
+    """Serve until a signal or a failure; returns the exit code. Raises StartError if the port was taken meanwhile.
+
+    0: a signal, whether or not all requests ended in time. 1: the engine failed, or something is frozen, or there was a
+    second signal; the process is then left without cleaning up, wherever its threads stand. In any case it is left
+    ``END_SECONDS`` after it began to end.
+    """
     try:
         # Two servers that load at the same time may both have bound the port; only one may listen.
         sock.listen(2048)
@@ -93,6 +105,14 @@ class _Runner:
         self._report = report
         self._exit_code = 0
         self.ended_in_order = True  # False: the model thread may still run
+        self._num_signals = 0
+        limit = service.settings.stall_timeout
+        self._watchdog = Watchdog(
+            limit=limit,
+            on_frozen=self._on_frozen,
+            on_tick=partial(_arm_timer, limit + TIMER_SECONDS),
+            every=WATCH_SECONDS,
+        )
         self._draining: asyncio.Task[None] | None = None
         self._server = _Server(
             uvicorn.Config(
@@ -115,17 +135,30 @@ class _Runner:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
+            # Beside the loop's own, which a frozen loop would never call.
+            signal.signal(number, self._count_signal)
+        self._watchdog.start()
         watching = asyncio.create_task(self._watch())
         try:
             await self._server.serve(sockets=[self._sock])
         finally:
             watching.cancel()
+            self._watchdog.end_within(END_SECONDS)
+            self._watchdog.loop_ended()
         return self._exit_code
+
+    def _count_signal(self, number: int, frame: FrameType | None) -> None:
+        self._num_signals += 1
+        if self._num_signals == 1:
+            self._watchdog.end_within(self._service.settings.shutdown_timeout + ENGINE_SECONDS + END_SECONDS)
+            return
+        with contextlib.suppress(RuntimeError):  # it may interrupt this very call
+            self._report("ending at once")
+        _leave(1)
 
     def _on_signal(self) -> None:
         if self._draining is not None:
-            self._report("ending at once")
-            _leave(1)
+            return
         self._service.draining = True
         self._draining = asyncio.get_running_loop().create_task(self._drain())
 
@@ -152,22 +185,42 @@ class _Runner:
         """End the process when the engine cannot go on: whoever started it can start it again."""
         engine, limit = self._service.engine, self._service.settings.stall_timeout
         while True:
-            await asyncio.sleep(WATCH_SECONDS)
-            if not engine.healthy:
+            self._watchdog.beat()
+            if engine.healthy and engine.seconds_since_progress > limit:
+                reason = f"no step has ended for {limit:g} seconds"
+                self._report(f"{reason}; the threads are:")
+                engine.dump_stacks()
+                self.ended_in_order = False  # the step may never end
+                engine.give_up(reason)
+            if not engine.healthy and not self._exit_code:
                 self._report(f"the engine failed: {engine.unhealthy_reason}")
-                await asyncio.sleep(LAST_ANSWERS_SECONDS)
                 self._exit_code = 1
-                self._server.should_exit = True
-                return
-            if engine.seconds_since_progress > limit:
-                self._report(f"no step has ended for {limit:g} seconds; the threads are:")
-                faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
-                await asyncio.sleep(LAST_ANSWERS_SECONDS)
-                _leave(1)
+                self._watchdog.end_within(LAST_ANSWERS_SECONDS + ENGINE_SECONDS + END_SECONDS)
+                asyncio.get_running_loop().call_later(LAST_ANSWERS_SECONDS, self._end)
+            await asyncio.sleep(WATCH_SECONDS)
+
+    def _end(self) -> None:
+        self._server.should_exit = True
+
+    def _on_frozen(self, reason: str) -> None:
+        """In the watchdog's thread."""
+        self._report(f"{reason}; the threads are:")
+        faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+        _leave(1)
 
 
-def _leave(code: int) -> None:
+def _arm_timer(seconds: float) -> None:
+    """Unless it is armed again before, the process ends with the stacks and exit code 1, whoever holds the interpreter."""
+    with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):  # stderr is closed
+        faulthandler.dump_traceback_later(seconds, exit=True, file=sys.stderr)
+
+
+def _leave(code: int) -> NoReturn:
     """Without waiting for the model thread, which a step may hold."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, RuntimeError):  # nobody reads, or a signal has interrupted a write
+        pass
+    finally:
+        os._exit(code)

@@ -93,8 +93,9 @@ class _Text:
 
 
 def _salt(table: BlockTable) -> tuple[str, ...]:
+    """The table's salt, and what the client sent of it: the name of its key may be in front."""
     salt = table.salt.decode("utf-8", "replace")
-    return (salt, salt.rpartition("\0")[2])
+    return (salt, salt.partition("/")[2])
 
 
 class FaultyExecutor:

@@ -72,6 +72,8 @@ class ToyFilter:
 class ToyStep:
     """A step as the contract has it. Each draft is right with probability ``accept``; at 1 it drafts all it may."""
 
+    intact = False
+
     def __init__(self, manager: KVCacheManager, *, accept: float = 0.6, seed: int = 0) -> None:
         self.manager = manager
         self.accept = accept

@@ -10,12 +10,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from specdec.drafters.base import DraftRequest
 from specdec.drafters.synthetic import OracleDrafter, WrongDrafter
 from specdec.params import SamplingParams
 from specdec.plan import StepPlan
-from specdec.sampling import Sampler
+from specdec.sampling import RowJob, Sampler
 from specdec.sequence import Sequence
 from tests.specdec.builders import VOCAB, Bench, NumpyKernels, ScriptedDrafter, ToyExecutor, alone, outputs, prompts
 from tests.specdec.verification_cases import CASES, Case
@@ -226,6 +227,65 @@ def test_an_executor_that_raises_leaves_every_sequence_as_it_was() -> None:
     executor.logit_hook = None
     bench.run()
     assert bench.results[0].token_ids == alone(PROMPT, replace(GREEDY, frequency_penalty=1.0)).token_ids
+
+
+class BrokenSampler(Sampler):
+    """Raises for batches of more than ``most`` sequences, and for those with the seed ``victim``."""
+
+    def __init__(self, most: int, victim: int | None = None) -> None:
+        super().__init__(NumpyKernels())
+        self.most, self.victim = most, victim
+
+    def sample_batch(self, logits: Tensor, jobs: Seq[RowJob]) -> dict[int, int]:
+        if len(jobs) > self.most or any(job.params.seed == self.victim for job in jobs):
+            raise RuntimeError("no sampling today")
+        return super().sample_batch(logits, jobs)
+
+
+PLAIN_PARAMS = [
+    SamplingParams(seed=seed, temperature=temperature, max_tokens=6, logprobs=1)
+    for seed, temperature in ((1, 0.0), (2, 1.0), (3, 0.7))
+]
+
+
+def test_sampling_that_fails_for_many_at_once_gives_the_same_tokens_one_by_one() -> None:
+    found = []
+    for sampler in (Sampler(NumpyKernels()), BrokenSampler(most=1)):
+        bench = Bench(drafter=ScriptedDrafter(lambda sequence, limit: [1] * limit), k=2, sampler=sampler)
+        for params in PLAIN_PARAMS:
+            bench.add(PROMPT, params)
+        bench.run()
+        found.append([(result.token_ids, result.logprobs) for result in bench.results.values()])
+    assert found[0] == found[1]
+
+
+def test_who_cannot_be_sampled_fails_alone() -> None:
+    bench = Bench(sampler=BrokenSampler(most=9, victim=2))
+    for params in PLAIN_PARAMS:
+        bench.add(PROMPT, params)
+    first, failed, last = bench.run_step().outputs
+    assert failed.error == "internal error while sampling (RuntimeError)"
+    assert failed.error_type == "server"
+    assert bench.sequences[1].tokens == PROMPT
+    assert [output.token_ids for output in (first, last)] == [
+        alone(PROMPT, params).token_ids[:1] for params in (PLAIN_PARAMS[0], PLAIN_PARAMS[2])
+    ]
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+def test_a_step_that_raises_tells_whether_it_changed_anything(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = ToyExecutor()
+    bench = Bench(executor)
+    bench.add(PROMPT, GREEDY)
+
+    def fail(*args: object) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(*((bench.manager, "commit", fail) if late else (executor, "logit_hook", fail)))
+    with pytest.raises(RuntimeError, match="planted"):
+        bench.run_step()
+    assert bench.step.intact == (not late)
+    monkeypatch.undo()
 
 
 class BrokenDrafter(ScriptedDrafter):
