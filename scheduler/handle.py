@@ -19,6 +19,7 @@ class RequestHandle:
 
     def __init__(self, request_id: str, indices: Iterable[int], limit: int, abort: Callable[[], None]) -> None:
         self.request_id = request_id
+        self.num_tokens = 0  # committed output tokens of all choices, read or not; final once it is finished
         self._open = set(indices)
         self._limit = limit
         self._abort = abort
@@ -43,6 +44,7 @@ class RequestHandle:
     def put(self, batch: tuple[ChoiceEvent, ...]) -> None:
         """For the engine: never blocks."""
         self._batches.append(batch)
+        self.num_tokens += sum(len(event.token_ids) for event in batch)
         self._open.difference_update(event.index for event in batch if event.finish_reason is not None)
         self._arrived.set()
 

@@ -9,9 +9,11 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from server.edge import EdgeMiddleware, error_response
+from server.auth.middleware import ALWAYS_OPEN, AccessMiddleware
+from server.edge import BodyCapMiddleware, EdgeMiddleware, error_response
 from server.errors import APIError
 from server.openapi import install
 from server.routes.chat import chat_router
@@ -24,6 +26,8 @@ from server.service import Service
 from server.shapes import ChatChunk, CompletionChunk
 from server.version import VERSION
 
+# Headers that a web page may read.
+_EXPOSED = ("Retry-After", "Retry-After-Ms", "X-Request-Id", "X-Seed")
 _MESSAGES = {404: "there is no such path", 405: "this path does not take this method"}
 
 
@@ -51,11 +55,32 @@ def create_app(service: Service) -> ASGIApp:
     )
     for router in (completions_router, chat_router, tokenize_router, models_router, status_router, metrics_router):
         app.include_router(router(service))
-    install(app, chunks=(CompletionChunk, ChatChunk))
+    install(app, chunks=(CompletionChunk, ChatChunk), keys=bool(service.keys))
     app.add_exception_handler(APIError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
-    return EdgeMiddleware(app, max_body_bytes=service.settings.max_body_bytes)
+    return EdgeMiddleware(_guarded(BodyCapMiddleware(app, max_body_bytes=service.settings.max_body_bytes), service))
+
+
+def _guarded(app: ASGIApp, service: Service) -> ASGIApp:
+    """``app`` behind the API keys, and these behind CORS: a browser asks for that without a key."""
+    settings = service.settings
+    guarded: ASGIApp = AccessMiddleware(
+        app,
+        keys=service.keys,
+        limiter=service.limiter,
+        count=service.metrics.reject,
+        open_paths=ALWAYS_OPEN | {"/metrics"} if settings.metrics_without_key else ALWAYS_OPEN,
+    )
+    if not settings.cors_origins:
+        return guarded
+    return CORSMiddleware(
+        guarded,
+        allow_origins=settings.cors_origins,
+        allow_methods=("GET", "HEAD", "POST"),
+        allow_headers=("*",),
+        expose_headers=_EXPOSED,
+    )
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:

@@ -6,12 +6,13 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from server.errors import APIError, bad_request, shorten
+from server.errors import APIError, bad_request, shorten, unavailable
 
 T = TypeVar("T")
 
@@ -26,25 +27,58 @@ _BRACKET = re.compile(rb"[\[\]{}]")
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
+class BodyMemory:
+    """Bounds the bytes of all bodies that are read or parsed at one time: who sends slowly holds what has arrived.
+
+    For the event loop's thread. ``count`` hears of each refusal.
+    """
+
+    def __init__(self, limit: int, count: Callable[[], None] = lambda: None) -> None:
+        self._limit = limit
+        self._count = count
+        self.held = 0
+
+    @contextmanager
+    def holding(self) -> Iterator[Callable[[int], None]]:
+        """A function that takes more bytes for one body; they are given back at the end. It raises APIError 503."""
+        mine = 0
+
+        def take(num_bytes: int) -> None:
+            nonlocal mine
+            if self.held + num_bytes > self._limit:
+                self._count()
+                refusal = unavailable("overloaded", f"request bodies of {self.held} bytes are being read")
+                refusal.headers["Connection"] = "close"  # what is left of the body is not read
+                raise refusal
+            self.held += num_bytes
+            mine += num_bytes
+
+        try:
+            yield take
+        finally:
+            self.held -= mine
+
+
 async def read_json_object(
-    request: Request, *, max_bytes: int, deadline: float, parse: Callable[[dict[str, Any]], T]
+    request: Request, *, max_bytes: int, deadline: float, memory: BodyMemory, parse: Callable[[dict[str, Any]], T]
 ) -> T:
     """``parse`` of the body, which must be a JSON object and arrive within ``deadline`` seconds.
 
-    Raises what ``parse`` raises, and APIError: 400, 408 (slow), 413 (too large) or 415 (not JSON).
+    Raises what ``parse`` raises, and APIError: 400, 408 (slow), 413 (too large), 415 (not JSON) or 503.
     """
     _check_media_type(request)
-    try:
-        async with asyncio.timeout(deadline):
-            body = await _read(request, max_bytes)
-    except TimeoutError:
-        message = f"the request body did not arrive within {deadline:g} seconds"
-        raise APIError(408, message, headers={"Connection": "close"}) from None
-    except ClientDisconnect:
-        raise bad_request("the request body is incomplete", None) from None
-    if len(body) > THREAD_ABOVE_BYTES:
-        return await asyncio.to_thread(lambda: parse(parse_json_object(body)))
-    return parse(parse_json_object(body))
+    with memory.holding() as take:
+        try:
+            async with asyncio.timeout(deadline):
+                body = await _read(request, max_bytes, take)
+        except TimeoutError:
+            message = f"the request body did not arrive within {deadline:g} seconds"
+            raise APIError(408, message, headers={"Connection": "close"}) from None
+        except ClientDisconnect:
+            raise bad_request("the request body is incomplete", None) from None
+        if len(body) > THREAD_ABOVE_BYTES:
+            return await asyncio.to_thread(lambda: parse(parse_json_object(body)))
+        return parse(parse_json_object(body))
 
 
 def _check_media_type(request: Request) -> None:
@@ -59,11 +93,12 @@ def _check_media_type(request: Request) -> None:
         raise APIError(415, "a compressed body is not supported")
 
 
-async def _read(request: Request, max_bytes: int) -> bytes:
+async def _read(request: Request, max_bytes: int, take: Callable[[int], None]) -> bytes:
     body = bytearray()
     async for piece in request.stream():
         if len(body) + len(piece) > max_bytes:
             raise too_large(max_bytes)
+        take(len(piece))
         body += piece
     return bytes(body)
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 _EXIT_CODES = (
     "Exit codes: 0 when done, also when a signal ended a server that was ready; 1 for an error, which is one line on "
-    f"stderr; {TERMINATED_CODE} for SIGTERM and {INTERRUPTED_CODE} for SIGINT before the server was ready."
+    "stderr, for a server that failed or was frozen, and for one that a second signal ended; "
+    f"{TERMINATED_CODE} for SIGTERM and {INTERRUPTED_CODE} for SIGINT before the server was ready."
 )
 
 

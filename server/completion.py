@@ -9,12 +9,14 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from scheduler.request import ChoiceEvent
+from scheduler.room import Reservation
 from server.answer import Choice, build_choices, choose_best, request_metrics, usage
+from server.deadline import Deadline, bound
 from server.errors import APIError, unavailable
 from server.fan_in import FanIn
 from server.large_json import large_event
 from server.one_token import TokenByToken
-from server.resolve import ResolvedCompletion, check_limits, resolve
+from server.resolve import ResolvedCompletion, build_requests, check_limits, most_prompt_tokens, resolve_prompts
 from server.schemas import CompletionRequest, GenerationRequest
 from server.service import Service
 from server.sse import DONE, data_event
@@ -26,38 +28,63 @@ THREAD_ABOVE_TOKENS = 256
 
 
 async def begin_completion(
-    service: Service, request: CompletionRequest, completion_id: str, arrival_time: float
+    service: Service,
+    request: CompletionRequest,
+    completion_id: str,
+    arrival_time: float,
+    deadline: Deadline | None = None,
+    key: str | None = None,
 ) -> Completion:
-    """Check, tokenize and queue it. Raises APIError."""
+    """Check it, reserve room for it, tokenize and queue it. Raises APIError, at the latest when ``deadline`` passes.
+
+    ``key`` names the API key that the request came with.
+    """
     with service.counting_refusals():
         check_limits(request, service.facts, service.settings)
-    service.check_admission(len(request.prompt))
-    grammar = await service.grammars.of(request)
-    with service.counting_refusals():
-        resolved = await resolve(
-            request,
-            tokenizer=service.tokenizer,
-            facts=service.facts,
-            request_id=completion_id,
-            arrival_time=arrival_time,
-            grammar=grammar,
-        )
+    service.limiter.check_size(key, len(request.prompt) * (1 + request.num_sampled * request.max_tokens))
+    with service.reserve(len(request.prompt), most_prompt_tokens(request, service.facts)) as reservation:
+        async with bound(deadline):
+            resolved = await resolve_completion(service, request, reservation, completion_id, arrival_time)
+        choices = build_choices(resolved, request, service.tokenizer)
+        with service.charged(resolved.engine_requests, key) as engine_requests:
+            events = service.submit(engine_requests, reservation)
     return Completion(
         service,
         request,
         resolved,
-        service.submit(resolved.engine_requests),
-        choices=build_choices(resolved, request, service.tokenizer),
+        events,
+        choices=choices,
         answer_id=completion_id,
         kind="text_completion",
         chunk_kind="text_completion",
+        deadline=deadline,
     )
+
+
+async def resolve_completion(
+    service: Service, request: CompletionRequest, reservation: Reservation, completion_id: str, arrival_time: float
+) -> ResolvedCompletion:
+    """From a body to engine requests; ``check_limits`` came before. Corrects ``reservation``. Raises APIError."""
+    with service.counting_refusals():
+        prompts = await resolve_prompts(request, tokenizer=service.tokenizer, facts=service.facts)
+    service.correct(reservation, sum(len(prompt.token_ids) for prompt in prompts))
+    with service.counting_refusals():
+        return await build_requests(
+            request,
+            prompts,
+            tokenizer=service.tokenizer,
+            facts=service.facts,
+            request_id=completion_id,
+            arrival_time=arrival_time,
+            grammar=await service.grammars.of(request),
+        )
 
 
 class Completion:
     """One answer on its way: take it whole or as a stream, and ``abort`` whatever happens.
 
-    ``choices`` by the index that the engine uses; ``kind`` is the answer's ``object``, ``chunk_kind`` a chunk's.
+    ``choices`` by the index that the engine uses; ``kind`` is the answer's ``object``, ``chunk_kind`` a chunk's. What
+    is not complete when ``deadline`` passes is aborted.
     """
 
     def __init__(
@@ -71,12 +98,16 @@ class Completion:
         answer_id: str,
         kind: str,
         chunk_kind: str,
+        deadline: Deadline | None = None,
     ) -> None:
         self._request = request
         self._resolved = resolved
         self._events = events
         self._choices = choices
         self._chunk_kind = chunk_kind
+        self._deadline = deadline
+        self._late: APIError | None = None  # the deadline passed before the end
+        self._timer = None if deadline is None else deadline.call_at_end(self._expire)
         self._splitters = {index: TokenByToken() for index in choices} if request.token_by_token else {}
         self._head: dict[str, Any] = {
             "id": answer_id,
@@ -91,14 +122,35 @@ class Completion:
     def seed(self) -> int:
         return self._resolved.seed
 
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens of all choices so far, those included that nobody has read; final after ``abort``."""
+        return self._events.num_tokens
+
     def abort(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         self._events.abort()
+
+    def _expire(self) -> None:
+        """In the engine it ends now, also if nobody reads what came so far; the reader finds it aborted."""
+        if self._deadline is not None and not self._events.finished:
+            self._late = self._deadline.passed()
+            self._events.abort()
+
+    def _raise_if_failed(self, event: ChoiceEvent) -> None:
+        if event.finish_reason == "error":
+            status = 400 if event.error_type == "invalid_request" else 500
+            raise APIError(status, event.error or "the request failed")
+        if event.finish_reason == "abort":
+            message = "the server ended the request because it is shutting down"
+            raise self._late or unavailable("shutting_down", message, retry_after=5)
 
     async def whole(self) -> dict[str, Any]:
         """The answer as one body. Raises APIError if a choice fails."""
         async for batch in self._events.events():
             for event in batch:
-                _raise_if_failed(event)
+                self._raise_if_failed(event)
                 await self._take(event, keep=True)
         return {
             **self._head,
@@ -129,7 +181,7 @@ class Completion:
             async for batch in self._events.events():
                 chunks = []
                 for event in self._parts(batch):
-                    _raise_if_failed(event)
+                    self._raise_if_failed(event)
                     for choice in await self._take(event, keep=False):
                         chunk = {**head, "choices": [choice]}
                         if with_usage:
@@ -152,11 +204,3 @@ class Completion:
             logger.exception("a stream failed")
             yield data_event(APIError(500, "the server failed to build the answer").body)
         yield DONE
-
-
-def _raise_if_failed(event: ChoiceEvent) -> None:
-    if event.finish_reason == "error":
-        status = 400 if event.error_type == "invalid_request" else 500
-        raise APIError(status, event.error or "the request failed")
-    if event.finish_reason == "abort":
-        raise unavailable("shutting_down", "the server ended the request because it is shutting down", retry_after=5)

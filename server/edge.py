@@ -1,4 +1,4 @@
-"""ASGI middleware at the edge: request ids, the body cap by Content-Length, the last resort for errors, access log."""
+"""ASGI middleware at the edge: request ids, the last resort for errors, access log; the body cap by Content-Length."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from server.errors import APIError, bad_request
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:\-]")
 MAX_REQUEST_ID = 128
-TOO_LARGE = 413
+_BODY_REFUSED = (413, 503)
 MAX_DISCARDED_BYTES = 64 * 1024**2  # of a body that is too large
 DISCARD_SECONDS = 5.0
 _POLLED = ("/health", "/live", "/metrics")  # by machines, every few seconds
+_LOGGED = ("key", "completion_tokens")  # what inner layers say of a request; also of one whose client has left
 
 logger = logging.getLogger("truedraft.access")
 
@@ -34,9 +35,8 @@ def clean_request_id(value: str | None) -> str:
 class EdgeMiddleware:
     """Outermost: everything that answers carries ``X-Request-Id``, errors of the inner layers included."""
 
-    def __init__(self, app: ASGIApp, *, max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self.max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -47,22 +47,27 @@ class EdgeMiddleware:
         scope.setdefault("state", {})["request_id"] = request_id
         scope["state"]["arrival_time"] = started = time.monotonic()
         status = 0
+        body_ended = False
+
+        async def receive_body() -> Message:
+            nonlocal body_ended
+            message = await receive()
+            body_ended = message["type"] != "http.request" or not message.get("more_body", False)
+            return message
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                if status == TOO_LARGE and b"expect" not in headers:  # who expects a 100 has sent nothing yet
+                # Of a body that is refused the rest may be on its way; but who expects a 100 has sent nothing yet.
+                refused = status in _BODY_REFUSED and (b"connection", b"close") in message["headers"]
+                if refused and not body_ended and b"expect" not in headers:
                     await _discard(receive)
                 message = {**message, "headers": [*message["headers"], (b"x-request-id", request_id.encode("ascii"))]}
             await send(message)
 
-        refusal = self._refusal(headers.get(b"content-length"))
         try:
-            if refusal is not None:
-                await error_response(refusal)(scope, receive, send_with_id)
-            else:
-                await self.app(scope, receive, send_with_id)
+            await self.app(scope, receive_body, send_with_id)
         except Exception:
             logger.exception("a request failed", extra={"request_id": request_id})
             if status:
@@ -79,8 +84,21 @@ class EdgeMiddleware:
                     "request_id": request_id,
                     "status": status,
                     "seconds": round(time.monotonic() - started, 6),
+                    **{name: scope["state"][name] for name in _LOGGED if scope["state"].get(name) is not None},
                 },
             )
+
+
+class BodyCapMiddleware:
+    """Refuses a body by its Content-Length, before anything of it is read. Inside of whatever asks who sends it."""
+
+    def __init__(self, app: ASGIApp, *, max_body_bytes: int) -> None:
+        self.app = app
+        self.max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(dict(scope.get("headers", ())).get(b"content-length"))
+        await (self.app if refusal is None else error_response(refusal))(scope, receive, send)
 
     def _refusal(self, content_length: bytes | None) -> APIError | None:
         if content_length is None:

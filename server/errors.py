@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ class APIError(Exception):
         code: str | None = None,
         kind: str | None = None,
         headers: Mapping[str, str] | None = None,
+        reason: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -29,6 +31,7 @@ class APIError(Exception):
         self.kind = kind or (SERVER_ERROR if status >= 500 else INVALID_REQUEST)
         self.code = code or _CODES.get(status, "server_error" if status >= 500 else "invalid_request")
         self.headers = dict(headers or {})
+        self.reason = reason  # of a refusal that is not counted yet: see Service.counting_refusals
 
     @property
     def body(self) -> dict[str, Any]:
@@ -54,9 +57,18 @@ def bad_request(message: str, param: str | None, code: str | None = None) -> API
     return APIError(400, message, param=param, code=code)
 
 
-def unavailable(code: str, message: str, retry_after: int = 1) -> APIError:
+def unavailable(code: str, message: str, retry_after: float = 1, *, reason: str | None = None) -> APIError:
     """503 with Retry-After; ``code`` is overloaded, model_loading, shutting_down or engine_failed."""
-    return APIError(503, message, code=code, headers={"Retry-After": str(retry_after)})
+    return APIError(503, message, code=code, headers=retry_headers(retry_after), reason=reason)
+
+
+def retry_headers(seconds: float) -> dict[str, str]:
+    """When to come back: in whole seconds as HTTP has it, and in milliseconds.
+
+    OpenAI's clients prefer these, so they come back one by one and not all with the second.
+    """
+    milliseconds = max(1, math.ceil(1000 * seconds))
+    return {"Retry-After": str(math.ceil(milliseconds / 1000)), "Retry-After-Ms": str(milliseconds)}
 
 
 def shorten(value: object, limit: int = 64) -> str:

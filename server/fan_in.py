@@ -23,6 +23,16 @@ class FanIn:
         for handle in self._handles:
             handle.abort()
 
+    @property
+    def finished(self) -> bool:
+        """Every choice has had its last event, read or not."""
+        return all(handle.finished for handle in self._handles)
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens of all choices so far, read or not; final after ``abort``."""
+        return sum(handle.num_tokens for handle in self._handles)
+
     async def events(self) -> AsyncIterator[tuple[ChoiceEvent, ...]]:
         if len(self._handles) == 1:
             async for batch in self._handles[0]:

@@ -128,7 +128,7 @@ class Grammars:
         if len(grammar) > MAX_GRAMMAR_BYTES:
             raise bad_request(f"{param} is larger than {MAX_GRAMMAR_BYTES} bytes", param)
         if self._checking >= MAX_CHECKING:
-            raise unavailable("overloaded", f"{self._checking} grammars wait to be checked")
+            raise unavailable("overloaded", f"{self._checking} grammars wait to be checked", reason="grammars")
         self._checking += 1
         try:
             checked = await self._check(grammar, param, foreign)

@@ -19,7 +19,11 @@ STAGES = ("draft", "build", "verify", "accept", "rollback", "sync")
 FINISH_REASONS = ("stop", "length", "abort", "error")
 # Every reason that scheduler/errors.py has, and the server's own.
 GRAMMAR_RESULTS = ("accepted", "refused", "timeout", "crashed")
-REJECTIONS = ("queue_full", "queue_tokens", "context_length", "kv_capacity", "shutting_down", "unhealthy")
+REJECTIONS = (
+    "queue_full", "queue_tokens", "context_length", "kv_capacity", "shutting_down", "unhealthy",
+    "bodies", "texts", "templates", "grammars",
+    "invalid_api_key", "rate_limit_requests", "rate_limit_tokens", "rate_limit_size",
+)  # fmt: skip
 
 TTFT_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
@@ -84,6 +88,10 @@ class Metrics:
         self._success = {
             reason: counter("request_success", "Finished choices.", finished_reason=reason) for reason in FINISH_REASONS
         }
+        self._ended_tokens = {
+            reason: counter("ended_generation_tokens", "Output tokens of choices that ended.", finished_reason=reason)
+            for reason in FINISH_REASONS
+        }
         self._preemptions = counter("num_preemptions", "Choices that lost their blocks and were computed again.")
         self._rejections = {
             reason: counter("admission_rejections", "Requests refused before they were queued.", reason=reason)
@@ -95,6 +103,7 @@ class Metrics:
             )
             for result in GRAMMAR_RESULTS
         }
+        self._timeouts = counter("request_timeouts", "Requests that did not end within their timeout.")
         self._prefix_queries = counter("prefix_cache_queries", "Tokens that the prefix cache was asked for.")
         self._prefix_hits = counter("prefix_cache_hits", "Tokens that it had.")
         self._prefix_reuse = gauge("prefix_reuse_ratio", "Hits / queries since the start.")
@@ -258,6 +267,7 @@ class Metrics:
     def _observe_finished(self, finished: FinishedChoice) -> None:
         timing = finished.timing
         self._success[finished.finish_reason].inc()
+        _add(self._ended_tokens[finished.finish_reason], timing.num_output_tokens)
         if finished.finish_reason not in ("stop", "length"):
             return
         self._e2e.observe(finished.finish_time - timing.arrival_time)
@@ -266,6 +276,10 @@ class Metrics:
         self._decode.observe(timing.last_token_time - timing.first_token_time)
         if timing.num_output_tokens > 1:
             self._tpot.observe((timing.last_token_time - timing.first_token_time) / (timing.num_output_tokens - 1))
+
+    def count_timeout(self) -> None:
+        """Count a request that was aborted at its deadline, queued or not."""
+        self._timeouts.inc()
 
     def reject(self, reason: str) -> None:
         """Count a request that was refused before it was queued; ``reason`` is one of REJECTIONS."""

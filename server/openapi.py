@@ -16,16 +16,21 @@ from server.shapes import ErrorAnswer
 
 _REASONS = {
     400: "A parameter or the body is wrong; `param` names it",
+    401: "There is no valid API key",
     404: "There is no such model or path",
     405: "The path does not take this method",
     408: "The body did not arrive in time",
     413: "The body is too large",
     415: "The body is not plain JSON",
+    429: "More than the API key may use; see `Retry-After`",
     500: "The server failed",
     503: "The server takes no requests now; see `Retry-After`",
+    504: "The answer was not complete within the request's `timeout`",
 }
-ANY = (500,)
-POST = (400, 404, 408, 413, 415, 500, 503)
+OPEN = (500,)  # of what needs no API key
+ANY = (401, 500)
+POST = (400, 401, 404, 408, 413, 415, 429, 500, 503)
+GENERATING = (*POST, 504)
 _SCHEMAS = "#/components/schemas/"
 
 
@@ -100,8 +105,8 @@ def _kinds(field: dict[str, Any]) -> list[dict[str, Any]]:
     return kinds
 
 
-def install(app: FastAPI, chunks: Iterable[type[BaseModel]] = ()) -> None:
-    """Make ``app`` serve this description. ``chunks``: shapes that no answer refers to."""
+def install(app: FastAPI, chunks: Iterable[type[BaseModel]] = (), *, keys: bool = False) -> None:
+    """Make ``app`` serve this description. ``chunks``: shapes that no answer refers to. ``keys``: there are API keys."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -109,6 +114,8 @@ def install(app: FastAPI, chunks: Iterable[type[BaseModel]] = ()) -> None:
             for chunk in chunks:
                 made["components"]["schemas"][chunk.__name__] = chunk.model_json_schema()
             app.openapi_schema = _tidy(made)
+            if keys:
+                _ask_for_keys(app.openapi_schema)
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]
@@ -125,6 +132,14 @@ def _tidy(document: dict[str, Any]) -> dict[str, Any]:
             operation["responses"].pop("422", None)
     _collect(document, components)
     return document
+
+
+def _ask_for_keys(document: dict[str, Any]) -> None:
+    document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            if "401" in operation["responses"]:
+                operation["security"] = [{"key": []}]
 
 
 def _collect(value: Any, components: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from scheduler.request import EngineRequest
 from scheduler.stats import FinishedChoice
-from server.errors import APIError
+from server.errors import APIError, retry_headers
 
 # Reasons of refusals, for the metric.
 REQUESTS, TOKENS, SIZE = "rate_limit_requests", "rate_limit_tokens", "rate_limit_size"
@@ -42,14 +42,12 @@ class RateLimited(APIError):
         if wait is None:
             super().__init__(400, message, param="max_tokens", code="rate_limit_exceeded")
         else:
-            seconds = max(1, math.ceil(wait))
             super().__init__(
                 429,
-                f"{message}; try again in {seconds} seconds",
+                f"{message}; try again in {wait:.3g} seconds",
                 kind="requests" if reason == REQUESTS else "tokens",  # as OpenAI has it
-                headers={"Retry-After": str(seconds)},
+                headers=retry_headers(wait),
             )
-        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +123,9 @@ class _Account:
     tokens: Bucket | None
 
 
+_FREE = _Account(None, None)
+
+
 @dataclass(slots=True)
 class _Charge:
     """What a queued or running request took and has not used yet."""
@@ -160,13 +161,13 @@ class RateLimiter:
 
     def take_request(self, name: str | None) -> None:
         """A request came. Raises RateLimited."""
-        bucket = self._accounts[name].requests
+        bucket = self._account(name).requests
         if bucket is not None and (wait := bucket.take(1)) > 0.0:
             raise self._refusal(REQUESTS, f"more than {bucket.capacity} requests a minute are not allowed", wait)
 
     def check_size(self, name: str | None, at_least: int) -> None:
         """Refuse a request that takes at least so many tokens, if it could never have them. Raises RateLimited."""
-        bucket = self._accounts[name].tokens
+        bucket = self._account(name).tokens
         if bucket is not None:
             self._check_size(bucket, at_least, "at least ")
 
@@ -175,7 +176,7 @@ class RateLimiter:
 
         ``open_ended``: nobody named a length, so no more is taken beforehand than the bucket can hold.
         """
-        bucket = self._accounts[name].tokens
+        bucket = self._account(name).tokens
         if bucket is None:
             return
         costs: list[float] = [_most_tokens(request) for request in requests]
@@ -207,6 +208,10 @@ class RateLimiter:
             if choice.last_of_request:
                 del self._charges[choice.request_id]
                 charge.bucket.give_back(charge.left)
+
+    def _account(self, name: str | None) -> _Account:
+        # A replay has no key, whatever keys there are.
+        return self._accounts.get(name, _FREE)
 
     def _check_size(self, bucket: Bucket, cost: int, qualifier: str) -> None:
         if cost > bucket.capacity:

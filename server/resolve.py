@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -113,6 +113,10 @@ def check_common_limits(request: GenerationRequest, facts: ModelFacts, settings:
         if limit >= facts.max_model_len:  # no prompt is empty
             raise _too_long(name, f"{name} {limit} and a prompt", facts)
     wanted = wanted_format(request.response_format, request.structured_outputs)
+    if request.timeout is not None and request.timeout > settings.request_timeout:
+        raise bad_request(
+            f"timeout must be at most {settings.request_timeout:g} seconds; it is {request.timeout:g}", "timeout"
+        )
     if wanted is not None and request.ignore_eos:
         raise bad_request(f"ignore_eos cannot be combined with {wanted.param}: the end is the grammar's", "ignore_eos")
     if request.stream and request.prompt_logprobs is not None:
@@ -176,34 +180,40 @@ def _check_speculation(request: GenerationRequest, facts: ModelFacts) -> None:
         )
 
 
-async def resolve(
-    request: CompletionRequest,
-    *,
-    tokenizer: Tokenizer,
-    facts: ModelFacts,
-    request_id: str,
-    arrival_time: float,
-    grammar: str | None = None,
-) -> ResolvedCompletion:
-    """Tokenize and build; ``check_limits`` came before. Raises APIError if a prompt and its output cannot fit."""
+def most_tokens(texts: Iterable[str], facts: ModelFacts) -> int:
+    """What a prompt of these texts takes at most: one token a byte, and never more than the context.
+
+    A template or a tokenizer may add some, so it is an estimate; what is longer than the context will be refused.
+    """
+    most, left = facts.max_model_len, facts.max_model_len
+    for text in texts:
+        left -= len(text) if len(text) >= left else len(text.encode())
+        if left <= 0:
+            return most
+    return most - left
+
+
+def most_prompt_tokens(request: CompletionRequest, facts: ModelFacts) -> int:
+    """``most_tokens`` of all its prompts together, those in ids counted."""
+    return sum(
+        most_tokens((prompt,), facts) if isinstance(prompt, str) else min(len(prompt), facts.max_model_len)
+        for prompt in request.prompt
+    )
+
+
+async def resolve_prompts(
+    request: CompletionRequest, *, tokenizer: Tokenizer, facts: ModelFacts
+) -> tuple[ResolvedPrompt, ...]:
+    """Tokenize; ``check_limits`` came before. Raises APIError if a text is too long however it is tokenized."""
     texts = [prompt for prompt in request.prompt if isinstance(prompt, str)]
     if request.truncate_prompt_tokens is None:
         check_lengths(texts, request, tokenizer, facts)
     encoded = iter(await encode_texts(texts, request.add_special_tokens, tokenizer))
-    prompts = tuple(
+    return tuple(
         build_prompt(next(encoded), prompt, request, facts)
         if isinstance(prompt, str)
         else build_prompt(prompt, None, request, facts)
         for prompt in request.prompt
-    )
-    return await build_requests(
-        request,
-        prompts,
-        tokenizer=tokenizer,
-        facts=facts,
-        request_id=request_id,
-        arrival_time=arrival_time,
-        grammar=grammar,
     )
 
 

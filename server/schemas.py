@@ -90,6 +90,8 @@ class GenerationRequest(Strict):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 
+    timeout: float | None = Field(None, gt=0)  # seconds from its arrival
+
     # Known and inert.
     user: Inert | None = None
     metadata: dict[str, str] | None = None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -28,6 +28,7 @@ DEFAULT_MODEL = "default"
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_ORIGIN = re.compile(r"\*|https?://[A-Za-z0-9.\-]+(:\d+)?|https?://\[[0-9A-Fa-f:]+\](:\d+)?")
 
 
 class SettingsError(ValueError):
@@ -122,10 +123,11 @@ class Settings(BaseSettings):
     )
     max_waiting: int = Field(1024, ge=1, description="Most requests that wait; beyond it the answer is 503.")
 
-    max_waiting_tokens: int | None = Field(
-        None,
+    max_waiting_tokens: int = Field(
+        524288,
         ge=1,
-        description="Most prompt tokens of requests that wait; beyond it the answer is 503. Unset: no bound.",
+        description="Most prompt tokens of requests that wait; beyond it the answer is 503. Until a prompt is "
+        "tokenized its bytes count. A request that comes while nobody waits is taken in any case.",
     )
 
     # --- speculation ---
@@ -212,6 +214,19 @@ class Settings(BaseSettings):
         description="Largest request body, in bytes or with a unit. Reading 2 MiB holds up others for up to 0.1 s; "
         "this grows with the size.",
     )
+    max_bodies_bytes: int = Field(
+        256 * 1024**2,
+        ge=1024,
+        description="Most bytes of all request bodies that are read or parsed at one time, in bytes or with a unit; "
+        "beyond it the answer is 503.",
+    )
+    request_timeout: float = Field(
+        600.0,
+        gt=0,
+        le=10**7,
+        description="Seconds from a request's arrival in which its answer has to be complete, and the largest "
+        "`timeout` that a request may ask for. What takes longer is aborted: 504, or an error event in a stream.",
+    )
     body_timeout: float = Field(30.0, gt=0, description="Seconds in which a request body has to arrive.")
     grammar_timeout: float = Field(
         5.0, gt=0, description="Seconds that a request's schema, regex or grammar may take to compile."
@@ -229,14 +244,65 @@ class Settings(BaseSettings):
         30.0, gt=0, description="Seconds that a stream waits for a reader who does not read, before it is aborted."
     )
 
+    # --- who may use it, and how much ---
+    api_keys_file: Path | None = Field(
+        None,
+        description="File of API keys, one a line: a name and the key, or `sha256:` and the key's digest in hexadecimal, "
+        "and limits of its own, as `requests=60` or `tokens=none`. With keys, every request needs one but those to "
+        "`/live` and `/health`. Unset, and `TRUEDRAFT_API_KEYS` too: whoever reaches the port may use the server.",
+    )
+    metrics_without_key: bool = Field(False, description="Answer `/metrics` to those who have no API key, too.")
+    share_cache_between_keys: bool = Field(
+        False,
+        description="Share KV blocks and past outputs to draft from between requests of different API keys. Off: only "
+        "between those of one key, so that nobody can find out by times and counts what others sent.",
+    )
+    rate_limit_requests: int | None = Field(
+        None,
+        ge=1,
+        description="Most POST requests a minute of an API key, or of everybody without keys; beyond it the answer is "
+        "429. Unset: no bound.",
+    )
+    rate_limit_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Most tokens a minute of an API key, or of everybody without keys: prompts, and `max_tokens` of each "
+        "choice until it ends; beyond it the answer is 429. Unset: no bound.",
+    )
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Origins whose web pages may use the server, separated by commas, as `https://app.example`; `*` for "
+        "all. Empty: none (no CORS headers).",
+    )
+    ssl_certfile: Path | None = Field(
+        None, description="Certificate of the server, PEM, with its chain: the port speaks HTTPS."
+    )
+    ssl_keyfile: Path | None = Field(None, description="Its private key, PEM, if it is not in the same file.")
+    ssl_keyfile_password: SecretStr | None = Field(
+        None, description="Password of the private key; better as an environment variable than as a flag."
+    )
+    ssl_ca_certs: Path | None = Field(
+        None,
+        description="Certificates of those who sign clients' certificates, PEM: only clients with such a certificate "
+        "can connect.",
+    )
+
     # --- server ---
+    engine_process: bool = Field(
+        False,
+        description="Run the model and the scheduler in a process of their own, so that HTTP, tokenizing and metrics do "
+        "not share an interpreter with them. The answers are the same.",
+    )
     host: str = Field("127.0.0.1", min_length=1, description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
     shutdown_timeout: float = Field(
         30.0, ge=0, description="Seconds that running requests get to finish after SIGTERM or SIGINT."
     )
     stall_timeout: float = Field(
-        300.0, gt=0, description="Seconds without progress after which a running step counts as hung: the server exits."
+        300.0,
+        gt=0,
+        description="Seconds without progress after which a running step, or the event loop, counts as frozen: the "
+        "server exits.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe log line shown.")
     log_format: Literal["text", "json"] = Field("text", description="Log lines as text or as one JSON object each.")
@@ -244,14 +310,22 @@ class Settings(BaseSettings):
 
     _file_values: ClassVar[Mapping[str, Any]] = {}
 
-    @field_validator("served_model_name", mode="before")
+    @field_validator("served_model_name", "cors_origins", mode="before")
     @classmethod
     def _split_names(cls, value: object) -> object:
         if isinstance(value, str):
             return tuple(name.strip() for name in value.split(",") if name.strip())
         return value
 
-    @field_validator("kv_cache_memory", "max_body_bytes", "audit_store_bytes", mode="before")
+    @field_validator("cors_origins")
+    @classmethod
+    def _check_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(f"{origin!r} is not an origin; write scheme, host and port, as https://app.example")
+        return value
+
+    @field_validator("kv_cache_memory", "max_body_bytes", "max_bodies_bytes", "audit_store_bytes", mode="before")
     @classmethod
     def _read_size(cls, value: object) -> object:
         return parse_size(value) if isinstance(value, str) else value
@@ -279,6 +353,14 @@ class Settings(BaseSettings):
     def _check_together(self) -> Settings:
         if self.num_blocks is not None and self.kv_cache_memory is not None:
             raise ValueError("num_blocks and kv_cache_memory exclude each other; give one of them")
+        if self.ssl_certfile is None:
+            for name in ("ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name} needs ssl_certfile: without a certificate there is no TLS")
+        if self.max_bodies_bytes < self.max_body_bytes:
+            raise ValueError(
+                f"max_bodies_bytes ({self.max_bodies_bytes}) must be at least max_body_bytes ({self.max_body_bytes})"
+            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
@@ -296,6 +378,9 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=dict(cls._file_values))
+
+
+SECRETS = frozenset({"ssl_keyfile_password"})
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
@@ -341,7 +426,8 @@ def _one_line(exc: ValidationError) -> str:
     name = str(error["loc"][0])
     if error["type"] == "extra_forbidden":
         return f"unknown setting: {name}"
-    value = repr(error["input"])
+    # A secret of the wrong type is a secret, too.
+    value = "**********" if name in SECRETS else repr(error["input"])
     return f"{name} = {value[:80]}: {message[0].lower()}{message[1:]}"
 
 
@@ -388,6 +474,9 @@ def settings_markdown() -> str:
         f"`{ENV_PREFIX}HOME` is the folder for fetched models and built kernels (by default `truedraft` in the user's",
         f"cache folder); it is no setting of the server alone, so it has no flag. `{ENV_PREFIX}KERNELS` (`torch` or",
         "`off`) holds for the other commands too.",
+        "",
+        f"`{ENV_PREFIX}API_KEYS` holds API keys as `name:key,name:key`, beside those of `--api-keys-file`. It has no flag:",
+        "everybody on the machine sees the flags of a process.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -13,6 +13,7 @@ from server.errors import APIError
 from server.rate import RateLimited, RateLimiter
 
 ALWAYS_OPEN = frozenset({"/live", "/health"})
+KEYS_IN_A_REQUEST = 1  # of two, a proxy in front might look at the other
 UNAUTHORIZED = "invalid_api_key"  # reason of the refusal, for the metric
 
 _BEARER = re.compile(rb"bearer +([\x21-\x7e]+)", re.IGNORECASE)
@@ -71,7 +72,7 @@ class AccessMiddleware:
     def _name_of(self, scope: Scope) -> str | None:
         """Whose key the request has; None if it has none, a wrong one or more than one."""
         values = [value for header, value in scope["headers"] if header.lower() == b"authorization"]
-        if len(values) != 1:
+        if len(values) != KEYS_IN_A_REQUEST:
             return None
         match = _BEARER.fullmatch(values[0].strip())
         return None if match is None else self._keys.find(match[1])

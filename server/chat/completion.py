@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from scheduler.room import Reservation
 from server.chat.answer import ChatChoice, DeltaParser, PlainText
+from server.chat.messages import texts_in
 from server.chat.schema import ChatRequest
 from server.completion import Completion
+from server.deadline import Deadline, bound
 from server.errors import bad_request
 from server.output_format import wanted_format
 from server.resolve import (
@@ -14,32 +17,50 @@ from server.resolve import (
     build_requests,
     check_common_limits,
     check_fewest,
+    most_tokens,
 )
 from server.service import Service
 from server.tools.plan import ToolPlan
 
 
-async def begin_chat(service: Service, request: ChatRequest, answer_id: str, arrival_time: float) -> Completion:
-    """Check, render, tokenize and queue it. Raises APIError."""
+async def begin_chat(
+    service: Service,
+    request: ChatRequest,
+    answer_id: str,
+    arrival_time: float,
+    deadline: Deadline | None = None,
+    key: str | None = None,
+) -> Completion:
+    """Check it, reserve room for it, render, tokenize and queue it. Raises APIError, at the latest when ``deadline``
+    passes. ``key`` names the API key that the request came with.
+    """
     with service.counting_refusals():
         check_chat_limits(request, service)
-    service.check_admission(1)
-    plan = plan_tools(service, request)
-    with service.counting_refusals():
-        resolved = await resolve_chat(service, request, plan, answer_id, arrival_time)
-    prompt, ends = resolved.prompts[0], service.facts.eos_token_ids
+    service.limiter.check_size(key, 1 + request.n * (request.output_limit or 1))
+    shown = [*request.messages, *(tool.shown for tool in request.tools or ())]
+    with service.reserve(1, most_tokens(texts_in(shown), service.facts)) as reservation:
+        plan = plan_tools(service, request)
+        async with bound(deadline):
+            with service.counting_refusals():
+                resolved = await resolve_chat(service, request, plan, reservation, answer_id, arrival_time)
+        prompt, ends = resolved.prompts[0], service.facts.eos_token_ids
+        choices = {
+            spec.index: ChatChoice(spec.index, prompt, request, service.tokenizer, choice_parser(plan), ends)
+            for spec in resolved.engine_requests[0].choices
+        }
+        open_ended = request.output_limit is None
+        with service.charged(resolved.engine_requests, key, open_ended=open_ended) as engine_requests:
+            events = service.submit(engine_requests, reservation)
     return Completion(
         service,
         request,
         resolved,
-        service.submit(resolved.engine_requests),
-        choices={
-            spec.index: ChatChoice(spec.index, prompt, request, service.tokenizer, choice_parser(plan), ends)
-            for spec in resolved.engine_requests[0].choices
-        },
+        events,
+        choices=choices,
         answer_id=answer_id,
         kind="chat.completion",
         chunk_kind="chat.completion.chunk",
+        deadline=deadline,
     )
 
 
@@ -51,14 +72,20 @@ def check_chat_limits(request: ChatRequest, service: Service) -> None:
 
 
 async def resolve_chat(
-    service: Service, request: ChatRequest, plan: ToolPlan | None, answer_id: str, arrival_time: float
+    service: Service,
+    request: ChatRequest,
+    plan: ToolPlan | None,
+    reservation: Reservation,
+    answer_id: str,
+    arrival_time: float,
 ) -> ResolvedCompletion:
-    """From messages to engine requests; ``check_chat_limits`` came before. Raises APIError."""
+    """From messages to engine requests; ``check_chat_limits`` was called; corrects ``reservation``. Raises APIError."""
     chat = await service.chat.render(*service.tools.told(request.messages, plan))
     if request.truncate_prompt_tokens is None:
         check_fewest(await service.chat.fewest_tokens(chat), chat.num_chars, request, service.facts)
     ids = await service.chat.encode(chat, request.add_special_tokens)
     prompt = build_prompt(ids, None, request, service.facts)
+    service.correct(reservation, len(prompt.token_ids))
     if plan is None or plan.grammar is None:
         grammar = await service.grammars.of(request)
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from pydantic import PlainValidator, WithJsonSchema
@@ -94,6 +94,20 @@ def check_text(value: object, where: str, longest: int | None = None) -> str:
     if longest is not None and not 1 <= len(value) <= longest:
         raise bad_request(f"{where} must have 1 to {longest} characters; it has {len(value)}", where)
     return value
+
+
+def texts_in(value: object) -> Iterator[str]:
+    """All texts in messages or tools, names of members included: what a template may write out."""
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, Mapping):
+            stack += item
+            stack += item.values()
+        elif isinstance(item, list | tuple):
+            stack += item
 
 
 def _calls(value: object, where: str) -> list[dict[str, Any]]:

@@ -78,7 +78,9 @@ class ChatTemplate:
         if "developer" not in template:
             messages = [_as_system(message) for message in messages]
         if self._waiting >= MAX_WAITING:
-            raise unavailable("overloaded", f"{self._waiting} chats are waiting for the chat template")
+            raise unavailable(
+                "overloaded", f"{self._waiting} chats are waiting for the chat template", reason="templates"
+            )
         self._waiting += 1
         try:
             pieces, num_control = await self._worker.call(

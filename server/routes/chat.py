@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from server.body import read_json_object
 from server.chat.completion import begin_chat
 from server.chat.schema import CHAT_NOT_SUPPORTED, ChatRequest, parse_chat
-from server.openapi import POST, describe
+from server.openapi import GENERATING, describe
 from server.routes.answering import respond
 from server.service import Service
 from server.shapes import ChatAnswer, ChatChunk
@@ -21,7 +21,12 @@ logger = logging.getLogger("truedraft.chat")
 def chat_router(service: Service) -> APIRouter:
     router = APIRouter()
     described = describe(
-        ChatAnswer, body=ChatRequest, refused=CHAT_NOT_SUPPORTED, chunk=ChatChunk, errors=POST, facts=service.facts
+        ChatAnswer,
+        body=ChatRequest,
+        refused=CHAT_NOT_SUPPORTED,
+        chunk=ChatChunk,
+        errors=GENERATING,
+        facts=service.facts,
     )
 
     @router.post("/v1/chat/completions", tags=["chat"], **described)
@@ -29,11 +34,17 @@ def chat_router(service: Service) -> APIRouter:
         """Answer a conversation."""
         settings = service.settings
         parsed = await read_json_object(
-            request, max_bytes=settings.max_body_bytes, deadline=settings.body_timeout, parse=parse_chat
+            request,
+            max_bytes=settings.max_body_bytes,
+            deadline=settings.body_timeout,
+            memory=service.bodies,
+            parse=parse_chat,
         )
-        completion = await begin_chat(service, parsed, f"chatcmpl-{uuid.uuid4().hex}", request.state.arrival_time)
         if settings.log_prompts:
             logger.info("messages %r", parsed.messages, extra={"request_id": request.state.request_id})
-        return await respond(request, completion, stream=parsed.stream, send_timeout=settings.send_timeout)
+        state, arrival_time = request.state, request.state.arrival_time
+        deadline = service.deadline(parsed.timeout, arrival_time)
+        beginning = begin_chat(service, parsed, f"chatcmpl-{uuid.uuid4().hex}", arrival_time, deadline, state.key)
+        return await respond(request, beginning, stream=parsed.stream, send_timeout=settings.send_timeout)
 
     return router

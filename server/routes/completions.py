@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from server.body import read_json_object
 from server.completion import begin_completion
-from server.openapi import POST, describe
+from server.openapi import GENERATING, describe
 from server.routes.answering import respond
 from server.schemas import NOT_SUPPORTED, CompletionRequest, parse_completion
 from server.service import Service
@@ -25,7 +25,7 @@ def completions_router(service: Service) -> APIRouter:
         body=CompletionRequest,
         refused=NOT_SUPPORTED,
         chunk=CompletionChunk,
-        errors=POST,
+        errors=GENERATING,
         facts=service.facts,
     )
 
@@ -34,12 +34,17 @@ def completions_router(service: Service) -> APIRouter:
         """Complete a prompt, or several."""
         settings = service.settings
         parsed = await read_json_object(
-            request, max_bytes=settings.max_body_bytes, deadline=settings.body_timeout, parse=parse_completion
+            request,
+            max_bytes=settings.max_body_bytes,
+            deadline=settings.body_timeout,
+            memory=service.bodies,
+            parse=parse_completion,
         )
-        completion_id = f"cmpl-{uuid.uuid4().hex}"
-        completion = await begin_completion(service, parsed, completion_id, request.state.arrival_time)
         if settings.log_prompts:
             logger.info("prompts %r", parsed.prompt, extra={"request_id": request.state.request_id})
-        return await respond(request, completion, stream=parsed.stream, send_timeout=settings.send_timeout)
+        state, arrival_time = request.state, request.state.arrival_time
+        deadline = service.deadline(parsed.timeout, arrival_time)
+        beginning = begin_completion(service, parsed, f"cmpl-{uuid.uuid4().hex}", arrival_time, deadline, state.key)
+        return await respond(request, beginning, stream=parsed.stream, send_timeout=settings.send_timeout)
 
     return router

@@ -29,7 +29,7 @@ def models_router(service: Service) -> APIRouter:
     async def list_models() -> dict[str, Any]:
         return {"object": "list", "data": list(cards.values())}
 
-    @router.get("/v1/models/{model:path}", **describe(ModelCard, errors=(400, 404, 500)))
+    @router.get("/v1/models/{model:path}", **describe(ModelCard, errors=(400, 401, 404, 500)))
     async def get_model(model: str) -> dict[str, Any]:
         check_model(model, service.facts)
         return cards[model]

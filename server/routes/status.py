@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from server.errors import unavailable
-from server.openapi import describe
+from server.openapi import OPEN, describe
 from server.service import Service
 from server.shapes import ServerInfo, Status, Version
 from server.version import VERSION
@@ -17,9 +17,12 @@ def status_router(service: Service) -> APIRouter:
     router = APIRouter(tags=["status"])
 
     @router.head("/live", include_in_schema=False)
-    @router.get("/live", **describe(Status))
+    @router.get("/live", **describe(Status, errors=(*OPEN, 503)))
     async def live() -> dict[str, str]:
-        """The process answers."""
+        """200 unless only a new start can help: the engine failed, or a step does not end. Then 503 with the reason."""
+        reason = service.lost_reason
+        if reason is not None:
+            raise unavailable("not_alive", reason, retry_after=5)
         return {"status": "alive"}
 
     @router.head("/health", include_in_schema=False)
@@ -37,6 +40,7 @@ def status_router(service: Service) -> APIRouter:
 
     @router.get("/v1/server_info", **describe(ServerInfo))
     async def server_info() -> dict[str, Any]:
+        await service.engine.refresh()
         return {
             **service.info,
             "speculation": service.speculation_info,

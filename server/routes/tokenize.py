@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -25,7 +26,12 @@ from server.tokenizing import (
 
 def tokenize_router(service: Service) -> APIRouter:
     router = APIRouter(tags=["tokens"])
-    max_bytes, deadline = service.settings.max_body_bytes, service.settings.body_timeout
+    read = partial(
+        read_json_object,
+        max_bytes=service.settings.max_body_bytes,
+        deadline=service.settings.body_timeout,
+        memory=service.bodies,
+    )
 
     @router.post(
         "/tokenize",
@@ -33,18 +39,18 @@ def tokenize_router(service: Service) -> APIRouter:
     )
     async def create_tokens(request: Request) -> Response:
         """The ids of a text or of a chat."""
-        parsed = await read_json_object(request, max_bytes=max_bytes, deadline=deadline, parse=parse_tokenize)
-        service.check_open()
-        if isinstance(parsed, TokenizeChatRequest):
-            return await _json(await tokenize_chat(parsed, service))
-        return await _json(await tokenize(parsed, service.tokenizer, service.facts))
+        parsed = await read(request, parse=parse_tokenize)
+        with service.counting_text():
+            if isinstance(parsed, TokenizeChatRequest):
+                return await _json(await tokenize_chat(parsed, service))
+            return await _json(await tokenize(parsed, service.tokenizer, service.facts))
 
     @router.post("/detokenize", **describe(TextAnswer, body=DetokenizeRequest, errors=POST, facts=service.facts))
     async def create_text(request: Request) -> Response:
         """The text of ids."""
-        parsed = await read_json_object(request, max_bytes=max_bytes, deadline=deadline, parse=parse_detokenize)
-        service.check_open()
-        return await _json(await detokenize(parsed, service.tokenizer, service.facts))
+        parsed = await read(request, parse=parse_detokenize)
+        with service.counting_text():
+            return await _json(await detokenize(parsed, service.tokenizer, service.facts))
 
     return router
 
