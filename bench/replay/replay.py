@@ -10,12 +10,15 @@ from typing import Any
 
 from bench.foreign import shown
 from bench.replay.compare import Comparison, compare, compare_usage, not_compared
-from bench.replay.record import Answer, AuditRecord, Output, SavedPair, read_answer
+from bench.replay.joining import Output
+from bench.replay.record import Answer, AuditRecord, SavedPair, read_answer
 from scheduler.errors import AdmissionError
 from scheduler.request import ChoiceSpec, EngineRequest
 from scheduler.rerun import plain_params
 from server.audits import params_from_json
 from server.body import parse_json_object
+from server.chat.completion import begin_chat
+from server.chat.schema import parse_chat
 from server.commands import CommandError
 from server.completion import begin_completion
 from server.errors import APIError
@@ -70,17 +73,21 @@ async def _run(service: Service, record: SavedPair | AuditRecord, plain: bool) -
     finally:
         await service.engine.shutdown(drain=False)
         service.grammars.close()
+        service.chat.close()
 
 
 async def _complete(service: Service, record: SavedPair, plain: bool) -> Answer:
-    body = {name: value for name, value in record.body.items() if name not in ("stream", "stream_options")}
+    body = {name: value for name, value in record.body.items() if name not in ("stream", "stream_options", "timeout")}
     body["return_token_ids"] = True
     if plain:
         body["speculation"] = OFF
-    request = parse_completion(parse_json_object(json.dumps(body).encode()))
-    completion = await begin_completion(service, request, "replay", time.monotonic())
+    parsed, now = parse_json_object(json.dumps(body).encode()), time.monotonic()
+    if record.is_chat:
+        completion = await begin_chat(service, parse_chat(parsed), "replay", now)
+    else:
+        completion = await begin_completion(service, parse_completion(parsed), "replay", now)
     answer = await completion.whole()
-    return read_answer([json.loads(json.dumps(answer))])  # as a client has it
+    return read_answer([json.loads(json.dumps(answer))], chat=record.is_chat)  # as a client has it
 
 
 async def _again(service: Service, record: AuditRecord, plain: bool) -> Output:

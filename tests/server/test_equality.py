@@ -61,6 +61,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "prediction": some([{"type": "content", "content": "0 1 2 0 1 2 0 1 2 0 1 2"}]),
     "response_format": some([{"type": "text"}, {"type": "json_object"}]),
     "structured_outputs": some([{"choice": ["0 1 2", "0 1 2 0 1 2 3"]}, {"regex": "[012 ]{1,12}"}]),
+    "timeout": some([300, 599.5]),
     "user": st.just("somebody"),
     "metadata": st.just({"a": "b"}),
     "store": st.just(False),

@@ -1,16 +1,21 @@
 """The API's own description holds: schemathesis sends what it allows and what it forbids, and looks at the answers.
 
-The long run is ``python -m tests.server.test_openapi URL --max-examples 500``.
+The long run is ``python -m tests.server.test_openapi [URL] --max-examples 500``.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
+import sys
+import tempfile
+import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -30,6 +35,9 @@ with warnings.catch_warnings():
         response_schema_conformance,
         status_code_conformance,
     )
+
+from tests.server.builders import build_service, running, save_tiny_model
+from tests.server.chat_builders import save_chat_model
 
 CHECKS = [
     not_a_server_error,
@@ -53,12 +61,12 @@ def load(base: str) -> Any:
     return schemathesis.openapi.from_url(f"{base}/openapi.json")
 
 
-def explore(base: str, method: str, path: str, examples: int) -> Counter[int]:
+def explore(base: str, method: str, path: str, examples: int, seen: Counter[int] | None = None) -> Counter[int]:
     """Send ``examples`` requests of each kind to one operation; how often each status came. Raises on a violation."""
     operation = load(base)[path][method]
-    seen: Counter[int] = Counter()
+    seen = Counter() if seen is None else seen
     for mode, checks in MODES.items():
-        cases = operation.as_strategy(generation_mode=mode)
+        cases = operation.as_strategy(generation_mode=mode).map(_patient)
         if mode is GenerationMode.POSITIVE:
             cases = cases.map(_small)
         run = given(case=cases)(_sender(checks, seen))
@@ -76,12 +84,21 @@ def explore(base: str, method: str, path: str, examples: int) -> Counter[int]:
     return seen
 
 
+def _patient(case: Any) -> Any:
+    """No answer has to come sooner than any can: that would be a 504."""
+    timeout = case.body.get("timeout") if isinstance(case.body, dict) else None
+    if isinstance(timeout, int | float) and 0 < timeout < 60:
+        case.body["timeout"] = 60
+    return case
+
+
 def _small(case: Any) -> Any:
     """What it asks for takes little time: the description allows as much as fits the context."""
     if case.path.endswith("completions"):
         case.body["max_tokens"] = 2
         case.body.pop("max_completion_tokens", None)
         case.body.pop("min_tokens", None)
+        case.body.pop("timeout", None)  # nobody can keep one of 1e-9 seconds, and a 504 is the server's error
         case.body["n"] = min(case.body.get("n") or 1, 2)
     return case
 
@@ -140,22 +157,60 @@ def test_no_operation_is_left_out(document: dict[str, Any]) -> None:
     assert tested == {path for _, path in operations(document)}
 
 
+def test_the_long_run_fails_for_a_status_that_an_operation_does_not_say(
+    base: str, document: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    only_version = [base, "--max-examples", "1", "--only", "/version"]
+    assert main(only_version) == 0
+    assert capsys.readouterr().out.splitlines() == ["GET /version {200: 1}", "no violation"]
+    changed = json.loads(json.dumps(document))
+    del changed["paths"]["/version"]["get"]["responses"]["200"]
+    schema = schemathesis.openapi.from_dict(changed)
+    schema.config.update(base_url=base)
+    monkeypatch.setattr("tests.server.test_openapi.load", lambda _: schema)
+    assert main(only_version) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "1 operations broke their description"
+
+
 TESTS: list[Any] = [
     test_requests_as_described_and_others_get_answers_as_described,
     test_what_is_asked_without_a_body_is_answered_as_described,
 ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Explore every operation of a server that runs.")
-    parser.add_argument("url")
-    parser.add_argument("--max-examples", type=int, default=500)
-    options = parser.parse_args()
-    document = httpx.get(f"{options.url}/openapi.json").json()
-    for method, path in operations(document):
-        seen = explore(options.url, method, path, options.max_examples)
-        print(method, path, dict(sorted(seen.items())), flush=True)
+@contextlib.contextmanager
+def tiny_server() -> Iterator[str]:
+    """A server of a tiny random model with a chat template."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = save_chat_model(save_tiny_model(Path(folder) / "tiny"), Path(folder) / "model")
+        with running(build_service(model, Path(folder) / "home")) as base:
+            yield base
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 if no operation broke its description."""
+    parser = argparse.ArgumentParser(description="Explore every operation of a server.")
+    parser.add_argument("url", nargs="?", help="of a server that runs (default: one with a tiny random model)")
+    parser.add_argument("--max-examples", type=int, default=500, help="of each kind: allowed and forbidden")
+    parser.add_argument("--only", default="", metavar="TEXT", help="operations with TEXT in their path")
+    options = parser.parse_args(arguments)
+    failed = 0
+    with contextlib.ExitStack() as stack:
+        base = options.url or stack.enter_context(tiny_server())
+        document = httpx.get(f"{base}/openapi.json", trust_env=False).json()
+        for method, path in operations(document):
+            if options.only not in path:
+                continue
+            seen: Counter[int] = Counter()
+            try:
+                explore(base, method, path, options.max_examples, seen)
+            except Exception:
+                failed += 1
+                traceback.print_exc()
+            print(method, path, dict(sorted(seen.items())), flush=True)
+    print("no violation" if not failed else f"{failed} operations broke their description")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

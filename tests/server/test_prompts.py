@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from model.tokenizer import Tokenizer
 from scheduler.request import EngineRequest
-from server.resolve import ModelFacts, resolve
+from server.resolve import ModelFacts, build_requests, resolve_prompts
 from server.schemas import parse_completion
 from tests.server.builders import EOS, byte_level_tokenizer
 
@@ -38,7 +38,8 @@ def resolved(tokenizer: Tokenizer, **body: Any) -> EngineRequest:
         drafters=("ngram",),
     )
     request = parse_completion({"model": "m", "prompt": "Hello, world", **body})
-    done = resolve(request, tokenizer=tokenizer, facts=facts, request_id="r", arrival_time=1.0)
+    prompts = asyncio.run(resolve_prompts(request, tokenizer=tokenizer, facts=facts))
+    done = build_requests(request, prompts, tokenizer=tokenizer, facts=facts, request_id="r", arrival_time=1.0)
     return asyncio.run(done).engine_requests[0]
 
 
