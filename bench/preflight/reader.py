@@ -7,6 +7,7 @@ import ssl
 
 import httpx
 
+from bench.api_key import key_headers
 from bench.foreign import shown
 from server.commands import CommandError
 
@@ -39,7 +40,7 @@ class Reader:
 
     async def _get(self, path: str) -> bytes:
         # No compression: it would hide the size.
-        headers = {"Accept-Encoding": "identity"}
+        headers = {"Accept-Encoding": "identity", **key_headers()}
         client = httpx.AsyncClient(base_url=self.url, timeout=None, trust_env=False, verify=self._verify)
         async with asyncio.timeout(self._deadline), client, client.stream("GET", path, headers=headers) as response:
             if response.status_code != 200:

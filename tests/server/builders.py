@@ -24,8 +24,11 @@ from model.loader import load_model
 from model.tokenizer import Tokenizer as ModelTokenizer
 from server.app import create_app
 from server.assemble import assemble
+from server.auth.keys import NO_KEYS, ApiKeys
+from server.parts import PLAIN, Parts
 from server.service import Service
 from server.settings import Settings, load_settings
+from server.tls import tls_options, uses_tls
 
 CORPUS = [
     "the quick brown fox jumps over the lazy dog. the quick brown fox sleeps.",
@@ -103,6 +106,8 @@ def build_service(
     *,
     executor: Literal["generic", "fused"] = "generic",
     wrap: Callable[[Executor], Executor] | None = None,
+    parts: Parts = PLAIN,
+    keys: ApiKeys = NO_KEYS,
     **changes: object,
 ) -> Service:
     """``wrap`` replaces the model's executor after it was probed."""
@@ -112,7 +117,7 @@ def build_service(
     )
     if wrap is not None:
         loaded = replace(loaded, executor=wrap(loaded.executor))
-    return assemble(settings, loaded, settings.served_model_name)
+    return assemble(settings, loaded, settings.served_model_name, parts=parts, keys=keys)
 
 
 @contextlib.contextmanager
@@ -131,14 +136,21 @@ def running(service: Service, send_buffer: int | None = None) -> Iterator[str]:
 
     server = Server(
         uvicorn.Config(
-            create_app(service), host="127.0.0.1", port=0, http="h11", ws="none", log_config=None, lifespan="on"
+            create_app(service),
+            host="127.0.0.1",
+            port=0,
+            http="h11",
+            ws="none",
+            log_config=None,
+            lifespan="on",
+            **tls_options(service.settings),
         )
     )
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([sock])), name="http", daemon=True)
     thread.start()
     assert started.wait(60), "the server did not start"
     try:
-        yield f"http://127.0.0.1:{port}"
+        yield f"{'https' if uses_tls(service.settings) else 'http'}://127.0.0.1:{port}"
     finally:
         server.should_exit = True
         thread.join(30)
