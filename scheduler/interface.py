@@ -1,4 +1,4 @@
-"""What the server knows of an engine, wherever it runs: in this process (scheduler.engine) or another (scheduler.remote)."""
+"""What the server knows of an engine: one in this process (scheduler.engine) or in another (scheduler.remote)."""
 
 from __future__ import annotations
 

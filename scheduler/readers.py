@@ -34,7 +34,7 @@ class Readers:
     def __len__(self) -> int:
         return len(self._handles)
 
-    def __contains__(self, request_id: str) -> bool:
+    def __contains__(self, request_id: object) -> bool:
         return request_id in self._handles
 
     def open(self, request: EngineRequest) -> RequestHandle:

@@ -180,9 +180,7 @@ def _memory_of(speculation: Callable[[], Mapping[str, Any]], name: str) -> float
     return next((each["memory_bytes"] or 0 for each in speculation()["drafters"] if each["name"] == name), 0)
 
 
-def _tools(
-    settings: Settings, tokenizer: Tokenizer, eos_token_ids: frozenset[int], chat: ChatTemplate
-) -> ToolSupport:
+def _tools(settings: Settings, tokenizer: Tokenizer, eos_token_ids: frozenset[int], chat: ChatTemplate) -> ToolSupport:
     with_tools, added = chat.source(with_tools=True), tokenizer.added_tokens
     tool_format = find_format(settings.tool_call_parser, with_tools, added.values())
     tokens = AddedTokens(added, tokenizer.special_token_ids, eos_token_ids)

@@ -12,7 +12,6 @@ from server.resolve import ModelFacts
 from server.settings import Settings
 from server.version import VERSION
 
-
 # Paths of the machine, and secrets: nobody's business. The models' names are told beside the settings.
 PRIVATE = {
     "model", "draft_model", "audit_store", "api_keys_file",

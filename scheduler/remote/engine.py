@@ -81,7 +81,7 @@ class CallFailed(Exception):
 
 
 class RemoteEngine:
-    """See scheduler.interface. ``sock`` is connected to the engine's process, which is ready and belongs to this object.
+    """See scheduler.interface. ``sock`` leads to the engine's process, which is ready and belongs to this object.
 
     Who waits is counted here, so that requests are refused without asking: what the engine said last, and what is on
     the way to it. If the process ends, hangs up or sends what is no message, every request fails and the engine stays
@@ -341,12 +341,15 @@ class _Connection(asyncio.Protocol):
         on_lost: Callable[[], None],
     ) -> None:
         self._on_connected = on_connected
+        self._on_data = on_data
         self._on_lost = on_lost
-        self.data_received = on_data  # type: ignore[method-assign]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._on_connected(transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._on_data(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._on_lost()

@@ -248,6 +248,9 @@ class _PacedStep:
     def release(self, seq_id: int) -> None:
         self._step.release(seq_id)
 
+    def check(self) -> None:
+        self._step.check()
+
 
 class _Connection(asyncio.Protocol):
     def __init__(self, host: EngineHost) -> None:

@@ -98,7 +98,7 @@ _from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(From
 
 
 def encode(message: ToEngine | FromEngine) -> bytes:
-    """One frame. Raises ValueError for text that is not valid Unicode, numbers that do not fit, and what is too long."""
+    """One frame. Raises ValueError for text that is no valid Unicode, for what is no plain data, or too large."""
     try:
         return frame(_encoder.encode(message))
     except (OverflowError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""What runs in the engine's process: the models, the scheduler, the step, and an engine for the server at the socket."""
+"""What runs in the engine's process: models, scheduler and step, and an engine for the server at the socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine's process and its server say to each other until the engine is ready. The frames are scheduler.remote's."""
+"""What an engine's process and its server say until the engine is ready, in scheduler.remote's frames."""
 
 from __future__ import annotations
 
