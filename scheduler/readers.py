@@ -60,12 +60,16 @@ class Readers:
             elif handle.overfull:
                 self._abort(request_id, f"the reader fell behind by more than {self._max_buffered} steps")
 
+    def end(self, request_id: str, error: str | None = None) -> list[int]:
+        """End a request's open choices without the engine, as aborted or with an error; returns their indices."""
+        handle = self._handles.pop(request_id, None)
+        if handle is None:
+            return []
+        indices, reason = handle.open_indices, "abort" if error is None else "error"
+        handle.put(tuple(ChoiceEvent(request_id, index, finish_reason=reason, error=error) for index in indices))
+        return indices
+
     def fail(self, reason: str) -> None:
         """End every open choice with an error: nothing else will come."""
-        for request_id, handle in list(self._handles.items()):
-            handle.put(
-                tuple(
-                    ChoiceEvent(request_id, index, finish_reason="error", error=reason) for index in handle.open_indices
-                )
-            )
-            del self._handles[request_id]
+        for request_id in list(self._handles):
+            self.end(request_id, reason)

@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -38,7 +38,7 @@ from scheduler.remote.messages import (
     decode_from_engine,
     encode,
 )
-from scheduler.request import EngineRequest
+from scheduler.request import ChoiceEvent, EngineRequest
 from scheduler.room import Reservation, WaitingRoom
 from scheduler.stats import StepRecord
 
@@ -113,6 +113,7 @@ class RemoteEngine:
         self._unsent: list[bytes] = []  # from before the connection
         self._connecting: asyncio.Task[None] | None = None
         self._gone = asyncio.Event()  # the other side hung up
+        self._leaving: dict[str, set[int]] = {}  # aborted requests, and their choices that have not ended over there
         self._num_sent = 0  # requests
         self._on_the_way: deque[tuple[int, int]] = deque()  # (number, prompt tokens) of those it has not confirmed
         self._num_calls = 0
@@ -168,7 +169,7 @@ class RemoteEngine:
 
     def submit(self, request: EngineRequest, reservation: Reservation | None = None) -> RequestHandle:
         self.check_accepting()
-        check_form(request, self._readers)
+        check_form(request, self._leaving if request.request_id in self._leaving else self._readers)
         check_size(request, self._config, self._capacity)
         num_tokens = len(request.prompt_token_ids)
         message = encode(Submit(self._num_sent + 1, request))
@@ -185,8 +186,10 @@ class RemoteEngine:
         return handle
 
     def abort(self, request_id: str, error: str | None = None) -> None:
+        """Its reader hears of the end at once, also if the engine's process hangs; what comes later is dropped."""
         if request_id in self._readers:
             self._send(Abort(request_id, error))
+            self._leaving[request_id] = set(self._readers.end(request_id, error))
 
     async def call(self, name: str, argument: str = "") -> Any:
         """What the function ``name`` of the engine's process returns. Raises CallFailed or EngineUnhealthy."""
@@ -294,11 +297,24 @@ class RemoteEngine:
         self._status = status = batch.status
         while self._on_the_way and self._on_the_way[0][0] <= status.num_received:
             self._on_the_way.popleft()
-        self._readers.hand_out(batch.events)
+        self._readers.hand_out(self._of_readers(batch.events))
         for record in batch.records:
             self._report(record)
         if status.unhealthy_reason is not None:
             self._die(status.unhealthy_reason)
+
+    def _of_readers(self, events: tuple[ChoiceEvent, ...]) -> Sequence[ChoiceEvent]:
+        """Without those of requests that were aborted here."""
+        if not self._leaving:
+            return events
+        for event in events:
+            left = self._leaving.get(event.request_id)
+            if left is not None and event.finish_reason is not None:
+                left.discard(event.index)
+        kept = [event for event in events if event.request_id not in self._leaving]
+        for request_id in [request_id for request_id, left in self._leaving.items() if not left]:
+            del self._leaving[request_id]
+        return kept
 
     def _report(self, record: StepRecord) -> None:
         if self.on_step is None:
@@ -327,6 +343,7 @@ class RemoteEngine:
         """Nothing more comes from the other side."""
         self._status = Status()
         self._on_the_way.clear()
+        self._leaving.clear()
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(EngineUnhealthy(reason))

@@ -160,10 +160,31 @@ class TestAbort:
             handle = h.engine.submit(build_request(max_tokens=50))
             got = list(await anext(handle))
             handle.abort()
+            assert handle.finished
             async for batch in handle:
                 got += batch
             assert got[-1].finish_reason == "abort"
-            assert got[-1].timing is not None
+            num_tokens = handle.num_tokens
+            await until(lambda: any(record.finished for record in h.records))
+            assert handle.num_tokens == num_tokens  # what came later was dropped
+            (finished,) = (choice for record in h.records for choice in record.finished)
+            assert (finished.finish_reason, finished.request_id) == ("abort", handle.request_id)
+
+        run(test)
+
+    def test_is_heard_at_once_also_if_the_other_side_hangs(self) -> None:
+        async def test(h: RemoteHarness) -> None:
+            await h.engine.refresh()
+            thawed = threading.Event()
+            h.process.loop.call_soon_threadsafe(thawed.wait)
+            handle = h.engine.submit(build_request())
+            handle.abort()
+            assert (await collect(handle))[0][-1].finish_reason == "abort"
+            with pytest.raises(ValueError, match="in use"):
+                h.engine.submit(build_request())  # over there it still is
+            thawed.set()
+            await until(lambda: not h.engine._leaving)
+            check_complete(build_request(), await collect(h.engine.submit(build_request())))
 
         run(test)
 
