@@ -28,11 +28,12 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+BLAMELESS_FACTOR = 10
 MAX_BUFFERED_BATCHES = 4096  # events of so many steps are kept for a reader who falls behind
 
 
 class Step(Protocol):
-    """Both methods are called in the model thread alone."""
+    """All methods are called in the model thread alone."""
 
     intact: bool  # if the last ``run`` raised: whether it left every sequence and table as they were
 
@@ -40,6 +41,9 @@ class Step(Protocol):
 
     def release(self, seq_id: int) -> None:
         """Forget a sequence that ended or was preempted; unknown ids are fine."""
+
+    def check(self) -> None:
+        """Do what a step does for a sequence of nobody's. Raises if that fails."""
 
 
 class Engine:
@@ -50,9 +54,11 @@ class Engine:
     Arrivals and aborts during a step take effect when it is over. A step that raises and changed nothing is run again
     sequence by sequence, so that only those fail that make it raise; the others' tokens are what they would have been.
     If nobody gets through, or it may have changed something, it fails the requests that were part of it, and the loop
-    goes on; after ``max_consecutive_failures`` such steps in a row, or a fault of the scheduler itself, the state is
-    not to be trusted: every request fails and the engine stays unhealthy. A step with audits in it is first run again
-    without them, and steps of audits alone do not count.
+    goes on. After ``max_consecutive_failures`` such steps in a row, or a fault of the scheduler itself, the state is
+    not to be trusted: every request fails and the engine stays unhealthy. Where each of these steps left all as it
+    was, and the step's own check gets through, it may be the requests (one that is sent again and again, for one): then
+    it takes ten times as many. A step with audits in it is first run again without them, and steps of audits alone do
+    not count.
     """
 
     def __init__(
@@ -85,7 +91,8 @@ class Engine:
         self._readers = Readers(self.abort, max_buffered_batches, make_handle)
         self._closing = False
         self._stopping = False
-        self._failures = 0
+        self._failures = 0  # steps in a row
+        self._blameless = True  # each of them left all as it was
         self._unhealthy_reason: str | None = None
         self._progress_time = clock()
 
@@ -239,6 +246,7 @@ class Engine:
         events = self.scheduler.fail(plan, message or "") if result is None else self.scheduler.apply(plan, result)
         if live_items(plan):
             self._failures = self._failures + 1 if result is None else 0
+            self._blameless = self._step.intact and (self._blameless or self._failures == 1)
         self._readers.hand_out(events)
         self._progress_time = self._clock()
         overhead = (started - began) + (self._progress_time - ended)
@@ -246,8 +254,21 @@ class Engine:
         self._report(
             self.scheduler.take_record(stats, step_seconds=ended - started, overhead_seconds=overhead, error=message)
         )
-        if self._failures >= self._max_failures:
+        if await self._given_up():
             self._die(f"{self._failures} steps in a row failed, the last one: {message}")
+
+    async def _given_up(self) -> bool:
+        """Whether so many steps have failed that it must be the engine."""
+        if self._failures < self._max_failures:
+            return False
+        if not self._blameless or self._failures >= BLAMELESS_FACTOR * self._max_failures:
+            return True
+        try:
+            await self.call(self._step.check)
+        except Exception:
+            logger.exception("the step's own check raised")
+            return True
+        return False
 
     async def _try(self, plan: StepPlan, released: Sequence[int]) -> tuple[StepResult | None, str | None]:
         """Its result, or a message for those whom it fails."""

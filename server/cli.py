@@ -107,9 +107,7 @@ def _run(command: str, arguments: dict[str, Any], serve_settings: Callable[[Sett
     return _build_kernels()
 
 
-def serve(
-    settings: Settings, parts: Parts | None = None, build_app: Callable[[Service], ASGIApp] | None = None
-) -> int:
+def serve(settings: Settings, parts: Parts | None = None, build_app: Callable[[Service], ASGIApp] | None = None) -> int:
     """Serve until a signal or a failure; returns the exit code.
 
     ``parts`` and ``build_app`` are for whoever assembles a service or an application of their own.

@@ -1,4 +1,4 @@
-"""What a service is assembled from, where it can be exchanged: by whoever wants faults on purpose, or a part of their own."""
+"""What a service is assembled from, where it can be exchanged: by whoever wants faults on purpose, for one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def unchanged(part: T) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """How :func:`server.assemble.assemble` gets each part; the defaults are the parts themselves, with nothing around them.
+    """How :func:`server.assemble.assemble` gets each part; the defaults are the parts themselves.
 
     A function from a part to a part is called once, when the part has been measured, and what it returns is used in
     its place; classes are called with what the class itself takes.

@@ -170,6 +170,12 @@ class SpeculativeStep:
         )
         return StepResult(outputs, _statistics(outputs, batch.num_rows, seconds, expected))
 
+    def check(self) -> None:
+        """Run a forward of one row that belongs to nobody. Raises what the executor raises."""
+        scratch, size = self._storage.scratch_block, self._storage.block_size
+        span = RowSpan([0], 0, [scratch], logits_from=0)
+        self._executor.forward(PackedBatch.build([span], block_size=size, scratch_block=scratch))
+
     def release(self, seq_id: int) -> None:
         """Forget a sequence that has ended or will start over; unknown ids are fine."""
         self._states.pop(seq_id, None)

@@ -28,7 +28,7 @@ class Fault:
 
     - ``raise``: an InjectedFault
     - ``hang``: the thread waits until ``release``, or for ``seconds``
-    - ``seize``: the same without letting go of the interpreter, so that no other thread runs; ``seconds`` is at most 3600
+    - ``seize``: the same without letting go of the interpreter, so that no other thread runs; for an hour at most
     - ``exit``: the process ends without a word
 
     ``match`` picks the victim; None takes whoever comes. What it is compared with:

@@ -87,6 +87,9 @@ class ToyStep:
     def release(self, seq_id: int) -> None:
         self.known.discard(seq_id)
 
+    def check(self) -> None:
+        self.before_run(StepPlan(()))
+
     def run(self, plan: StepPlan) -> StepResult:
         self.before_run(plan)
         outputs = tuple(self.run_item(item) for item in plan.items)

@@ -11,7 +11,7 @@ from scheduler.isolation import joined
 from scheduler.request import ChoiceEvent
 from specdec.plan import SequenceOutput, StepPlan, StepResult, StepStats
 from tests.scheduler.builders import build_request
-from tests.scheduler.engine_builders import Gate, Harness, check_complete, collect, run
+from tests.scheduler.engine_builders import Gate, Harness, check_complete, collect, run, until
 
 MANY = [build_request(f"r{i}", range(3 + i), max_tokens=9, seed=i) for i in range(4)]
 
@@ -66,19 +66,49 @@ def test_a_state_that_may_have_changed_is_not_run_again() -> None:
     run(test)
 
 
-def test_nobody_who_gets_through_is_a_failure_of_the_step() -> None:
+def fail_always(plan: StepPlan) -> None:
+    raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("broken", "intact", "most"),
+    [
+        (fail_always, True, 3),  # the step's own check fails, too
+        (fail_always, False, 3),
+        (lambda plan: fail_always(plan) if plan.items else None, True, 30),
+        (lambda plan: fail_always(plan) if plan.items else None, False, 3),  # what the check says is not to be trusted
+    ],
+    ids=["all", "all, late", "requests", "requests, late"],
+)
+def test_an_engine_in_which_nobody_gets_through_is_given_up(
+    broken: Callable[[StepPlan], None], intact: bool, most: int
+) -> None:
     async def main() -> None:
         h = Harness()
-        poisoned(h, lambda seq_id: True)
+        h.step.before_run, h.step.intact = broken, intact
         h.engine.start()
-        for _ in range(3):
+        for _ in range(most):
             assert h.engine.healthy
             assert {got[0][-1].finish_reason for got in await answers(h)} == {"error"}
-        assert "3 steps in a row failed" in (h.engine.unhealthy_reason or "")
+        await until(lambda: not h.engine.healthy)
+        assert f"{most} steps in a row failed" in (h.engine.unhealthy_reason or "")
         h.bench.check_all_free()
         await h.engine.shutdown()
 
     asyncio.run(main())
+
+
+def test_a_request_that_is_sent_again_and_again_does_not_end_the_engine() -> None:
+    async def test(h: Harness) -> None:
+        poisoned(h, lambda seq_id: True)
+        for i in range(8):
+            got = await collect(h.engine.submit(build_request(f"again {i}")))
+            assert got[0][-1].finish_reason == "error"
+        assert h.engine.healthy
+        h.step.before_run = lambda plan: None
+        check_complete(MANY[0], await collect(h.engine.submit(MANY[0])))
+
+    run(test)
 
 
 def test_somebody_who_gets_through_is_none_however_often() -> None:

@@ -16,13 +16,17 @@ import pytest
 from tests.server.builders import CONTEXT, MODEL_NAME, metric
 
 
-def send(base: str, **body: Any) -> socket.socket:
-    """Send a request and return its socket, nothing read."""
+def send(base: str, receive_buffer: int | None = None, **body: Any) -> socket.socket:
+    """Send a request and return its socket, nothing read. ``receive_buffer``: bytes that the kernel takes meanwhile."""
     url = urlparse(base)
     payload = json.dumps({"model": MODEL_NAME, "ignore_eos": True, **body}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     head += f"Content-Length: {len(payload)}\r\n\r\n"
-    sock = socket.create_connection((url.hostname or "", url.port or 0), timeout=20)
+    sock = socket.socket()
+    if receive_buffer is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    sock.settimeout(20)
+    sock.connect((url.hostname or "", url.port or 0))
     sock.sendall(head.encode() + payload)
     return sock
 

@@ -22,6 +22,8 @@ BODY = {"model": MODEL_NAME, "prompt": "a", "max_tokens": 3}
 class BrokenStep:
     """Raises as often as told, then goes on like the step it stands for."""
 
+    intact = False
+
     def __init__(self, service: Service) -> None:
         self.failures = 0
         self._step = service.engine._step
@@ -34,6 +36,9 @@ class BrokenStep:
 
     def release(self, seq_id: int) -> None:
         self._step.release(seq_id)
+
+    def check(self) -> None:
+        self._step.check()
 
 
 @pytest.fixture
@@ -66,7 +71,9 @@ def test_an_engine_that_keeps_failing_is_not_ready_and_refuses(broken: tuple[Bro
     health = client.get("/health")
     assert health.status_code == 503
     assert "failed" in health.json()["error"]["message"]
-    assert client.get("/live").status_code == 200
+    live = client.get("/live")
+    assert live.status_code == 503
+    assert live.json()["error"]["code"] == "not_alive"
     refused = client.post("/v1/completions", json={**BODY, "stream": True})
     assert refused.status_code == 503
     assert refused.json()["error"]["code"] == "engine_failed"

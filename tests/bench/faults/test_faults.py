@@ -41,13 +41,16 @@ def test_one_that_is_spent_leaves_the_way_to_the_next() -> None:
     faults = Faults()
     faults.arm(Fault("sample", times=1))
     faults.arm(Fault("sample", action="hang"))
-    assert [armed.fault.action for armed in (faults.take("sample"), faults.take("sample")) if armed] == ["raise", "hang"]
+    assert [armed.fault.action for armed in (faults.take("sample"), faults.take("sample")) if armed] == [
+        "raise",
+        "hang",
+    ]
 
 
 def test_what_it_raises_holds_what_no_client_may_see() -> None:
     faults = Faults()
     faults.arm(Fault("verify"))
-    with pytest.raises(InjectedFault, match="/srv/secret.*0xdeadbeef"):
+    with pytest.raises(InjectedFault, match=r"/srv/secret.*0xdeadbeef"):
         faults.pass_by("verify")
 
 
