@@ -26,14 +26,19 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def server_process(flags: Sequence[str], log: Path, *, timeout: float = 600.0) -> Iterator[str]:
-    """Run ``python -m server serve`` with ``flags`` on a free port; yields its base URL, ends it on exit."""
+def server_process(
+    flags: Sequence[str], log: Path, *, timeout: float = 600.0, module: str = "server"
+) -> Iterator[str]:
+    """Run ``python -m server serve`` with ``flags`` on a free port; yields its base URL, ends it on exit.
+
+    ``module`` is another program with the same command.
+    """
     port = free_port()
-    command = [sys.executable, "-m", "server", "serve", "--host", "127.0.0.1", "--port", str(port), *flags]
+    command = [sys.executable, "-m", module, "serve", "--host", "127.0.0.1", "--port", str(port), *flags]
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=dict(os.environ))
         try:
-            _wait_ready(process, f"http://127.0.0.1:{port}", log, timeout)
+            wait_ready(process, f"http://127.0.0.1:{port}", log, timeout)
             yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
@@ -44,7 +49,8 @@ def server_process(flags: Sequence[str], log: Path, *, timeout: float = 600.0) -
                 process.wait()
 
 
-def _wait_ready(process: subprocess.Popen[bytes], url: str, log: Path, timeout: float) -> None:
+def wait_ready(process: subprocess.Popen[bytes], url: str, log: Path, timeout: float) -> None:
+    """Until ``/health`` answers 200. Raises ServerStartError if the process ends or that takes too long."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         if process.poll() is not None:

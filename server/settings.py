@@ -227,6 +227,12 @@ class Settings(BaseSettings):
         description="Seconds from a request's arrival in which its answer has to be complete, and the largest "
         "`timeout` that a request may ask for. What takes longer is aborted: 504, or an error event in a stream.",
     )
+    header_timeout: float = Field(
+        30.0,
+        gt=0,
+        description="Seconds in which the head of a request has to arrive: of the first from when its connection is "
+        "made, of later ones from their first bytes on.",
+    )
     body_timeout: float = Field(30.0, gt=0, description="Seconds in which a request body has to arrive.")
     grammar_timeout: float = Field(
         5.0, gt=0, description="Seconds that a request's schema, regex or grammar may take to compile."
@@ -241,7 +247,10 @@ class Settings(BaseSettings):
         5.0, gt=0, description="Seconds that the model's chat template may take to render one chat."
     )
     send_timeout: float = Field(
-        30.0, gt=0, description="Seconds that a stream waits for a reader who does not read, before it is aborted."
+        30.0,
+        gt=0,
+        description="Seconds in which a reader has to read something of what is sent; else the connection is closed, and "
+        "the request of a stream aborted.",
     )
 
     # --- who may use it, and how much ---
@@ -288,6 +297,12 @@ class Settings(BaseSettings):
     )
 
     # --- server ---
+    max_connections: int = Field(
+        4096,
+        ge=1,
+        description="Most connections that are served; over others the answer is 503, but for `/live` and `/health`. "
+        "The process is allowed so many descriptors, if it may be.",
+    )
     engine_process: bool = Field(
         False,
         description="Run the model and the scheduler in a process of their own, so that HTTP, tokenizing and metrics do "
@@ -325,7 +340,14 @@ class Settings(BaseSettings):
                 raise ValueError(f"{origin!r} is not an origin; write scheme, host and port, as https://app.example")
         return value
 
-    @field_validator("kv_cache_memory", "max_body_bytes", "max_bodies_bytes", "audit_store_bytes", mode="before")
+    @field_validator(
+        "kv_cache_memory",
+        "max_body_bytes",
+        "max_bodies_bytes",
+        "audit_store_bytes",
+        "grammar_cache_memory",
+        mode="before",
+    )
     @classmethod
     def _read_size(cls, value: object) -> object:
         return parse_size(value) if isinstance(value, str) else value

@@ -78,6 +78,13 @@ def test_sizes_take_units_of_1024(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
+@pytest.mark.parametrize(
+    "name", [name for name, info in Settings.model_fields.items() if "with a unit" in (info.description or "")]
+)
+def test_what_may_have_a_unit_takes_one(name: str) -> None:
+    assert getattr(load_settings({name: "64MiB"}), name) == 64 * 2**20
+
+
 def test_every_setting_is_described_and_has_a_flag_with_that_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         build_parser().parse_args(["serve", "--help"])

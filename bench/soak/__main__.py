@@ -1,0 +1,3 @@
+from bench.soak.command import main
+
+raise SystemExit(main())

@@ -1,0 +1,102 @@
+"""Faults that the soak asks of the server while it runs (bench.faults): such as a server has to survive."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.faults.faults import Action, Point
+from bench.soak.requests import Planned
+from bench.soak.wire import exchange
+
+MODULE = "bench.faults"  # python -m ... serve
+HANG_SECONDS = 0.3
+_PATH = "/faults"
+_SECONDS = 30.0  # for one call
+
+_WHOLE_STEP = ("draft", "verify")  # who raises there may cost everybody in the step their request
+# Once, for whoever comes by. A hang ends by itself here, and costs nobody anything but time.
+_PASSING: tuple[tuple[Point, Action], ...] = (
+    ("draft", "raise"),
+    ("verify", "raise"),
+    ("sample", "raise"),
+    ("template", "raise"),
+    ("compile", "raise"),
+    ("template", "exit"),
+    ("compile", "exit"),
+    ("verify", "hang"),
+    ("sample", "hang"),
+    ("detokenize", "hang"),
+)
+# Every time, for one request alone, which has to fail by itself.
+VICTIMS: tuple[Point, ...] = ("draft", "sample", "grammar", "detokenize")
+NAMES = (*(f"{point} {action}" for point, action in _PASSING), *(f"{point} victim" for point in VICTIMS))
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """A fault that happened. ``cost``: the most requests that it may fail, its victim apart."""
+
+    name: str
+    cost: int
+
+
+class SoakFaults:
+    """Arms one fault after the other, in turn and mixed, and collects those that happened."""
+
+    def __init__(self, address: tuple[str, int], *, max_num_seqs: int, seed: int) -> None:
+        self._address = address
+        self._max_num_seqs = max_num_seqs
+        self._rng = random.Random(seed)
+        self._left: list[tuple[Point, Action | None]] = []
+
+    async def arm(self, victim: Callable[[Point], Planned]) -> Planned | None:
+        """The next fault. If it is for one request, that is returned, still to be sent."""
+        if not self._left:
+            self._left = [*_PASSING, *((point, None) for point in VICTIMS)]
+            self._rng.shuffle(self._left)
+        point, action = self._left.pop()
+        if action is None:
+            planned = victim(point)
+            await self._call("POST", {"point": point, "action": "raise", "match": planned.body["seed"]})
+            return planned
+        fault: dict[str, Any] = {"point": point, "action": action, "times": 1, "after": self._rng.choice((0, 0, 3, 20))}
+        if action == "hang":
+            fault["seconds"] = HANG_SECONDS
+        elif point in ("template", "compile"):
+            fault["after"] = 0  # they come less often
+        await self._call("POST", fault)
+        return None
+
+    async def collect(self) -> list[Fired]:
+        """Disarm all; those that happened since the last call."""
+        return fired((await self._call("DELETE")).get("faults", []), self._max_num_seqs)
+
+    async def _call(self, method: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The answer; empty from a server that does not answer, which is no reason to end the soak here."""
+        raw = b"" if body is None else json.dumps(body).encode()
+        reply = await exchange(self._address, method, _PATH, raw, patience=_SECONDS)
+        if reply.status is None:
+            return {}
+        if reply.status != 200:
+            raise RuntimeError(f"{method} {_PATH} was answered {reply.status}: {reply.body!r}")
+        answer: dict[str, Any] = json.loads(reply.body)
+        return answer
+
+
+def fired(armed: Sequence[Mapping[str, Any]], max_num_seqs: int) -> list[Fired]:
+    """From what the endpoint shows."""
+    found = []
+    for one in armed:
+        point, action = one["fault"]["point"], one["fault"]["action"]
+        if not one["fired"]:
+            continue
+        if one["fault"]["match"] is not None:
+            found.append(Fired(f"{point} victim", 0))
+        else:
+            cost = 0 if action == "hang" else max_num_seqs if point in _WHOLE_STEP else 1
+            found.append(Fired(f"{point} {action}", cost))
+    return found
