@@ -9,7 +9,7 @@ import itertools
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
 from kvcache.ledger import Ledger
@@ -93,7 +93,8 @@ class OfflineEngine:
     """Owns a pool and storage for ``executor`` (which it re-binds). One caller at a time.
 
     ``drafter`` replaces those that ``config`` names, and so does all that ``speculate`` builds; ``draft`` is a draft
-    model; ``measure`` says what a step costs. Requests with a grammar need a ``constraint``.
+    model; ``measure`` says what a step costs. Requests with a grammar need a ``constraint``. ``clock``: seconds, for
+    the timing of a completion.
     Requests get seq_id 0, 1, .. in the order in which they come.
     """
 
@@ -108,7 +109,10 @@ class OfflineEngine:
         measure: Measure = measure_step_cost,
         speculate: Speculate | None = None,
         constraint: TokenConstraint | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
+        self._executors = tuple(one for one in (executor, draft) if one is not None)
         self.ledger = Ledger(num_blocks, config.block_size) if config.ledger else None
         self.manager = KVCacheManager(
             num_blocks, config.block_size, enable_prefix_cache=config.prefix_cache, observer=self.ledger
@@ -119,9 +123,7 @@ class OfflineEngine:
             block_size=config.block_size,
             device=executor.info.device,
         )
-        executor.bind(self.storage)
-        if draft is not None:
-            draft.bind(self.storage)
+        self.bind()
         sampler = Sampler(get_kernels(choice=config.kernels))
         k = config.num_speculative_tokens
         speculation = None
@@ -161,6 +163,7 @@ class OfflineEngine:
                 preempt_every_step=config.preempt_every_step,
             ),
             text_filters=lambda request, index: KeepAll(),
+            clock=clock,
         )
         self.steps: list[StepStats] = []
         self.num_preemptions = 0
@@ -175,6 +178,21 @@ class OfflineEngine:
 
         Raises RuntimeError if one of them fails. The requests get their seq_ids in the order of ``in_order``.
         """
+        steps = self.stepping(submissions)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                completions: list[Completion] = end.value
+                return completions
+
+    def bind(self) -> None:
+        """Give its executors its storage again, after another engine has had them."""
+        for executor in self._executors:
+            executor.bind(self.storage)
+
+    def stepping(self, submissions: Sequence[Submission]) -> Generator[None, None, list[Completion]]:
+        """As :meth:`run`, but stops after every step: others may use the executors until it goes on."""
         names = [f"offline-{next(self._ids)}" for _ in submissions]
         events: dict[str, list[ChoiceEvent]] = {name: [] for name in names}
         coming = deque(in_order(submissions))
@@ -198,6 +216,7 @@ class OfflineEngine:
                 for event in self._step(in_step):
                     events[event.request_id].append(event)
             step += 1
+            yield
         return [_join(events[name]) for name in names]
 
     def _add(self, name: str, submission: Submission) -> None:
@@ -206,7 +225,7 @@ class OfflineEngine:
                 request_id=name,
                 prompt_token_ids=submission.prompt,
                 choices=(ChoiceSpec(0, submission.params),),
-                arrival_time=time.monotonic(),
+                arrival_time=self._clock(),
                 cache_salt=submission.salt,
                 read_prefix_cache=submission.params.prompt_logprobs is None,
             )

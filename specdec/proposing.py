@@ -54,25 +54,25 @@ class Proposing:
         """A draft for each wish, empty if none pays, and what is expected of a step that has ``rows`` rows and emits
         ``tokens`` without drafts."""
         controller = self._controller
-        names = [self._drafting.names_of(wish.sequence) for wish in wishes]
         if controller is None:
-            return self._of_the_first(wishes, names), None
-        due = [wish.fixed or controller.due(wish.sequence.seq_id) for wish in wishes]
-        cheap = self._cheap(
-            [(wish, own) if ok else (wish, ()) for wish, own, ok in zip(wishes, names, due, strict=True)]
-        )
+            return self._of_the_first(wishes, [self._drafting.names_of(wish.sequence) for wish in wishes]), None
+        # Under load most sequences are asked only now and then, so what is done for each is done for those alone.
+        due = [i for i, wish in enumerate(wishes) if wish.fixed or controller.due(wish.sequence.seq_id)]
+        asked = [wishes[i] for i in due]
+        names = [self._drafting.names_of(wish.sequence) for wish in asked]
+        cheap = self._cheap(list(zip(asked, names, strict=True)))
         asks = [
             Ask(
                 wish.sequence.seq_id,
                 wish.max_drafts,
                 tuple(drafts),
-                self._missing(wish, own) if ok else None,
+                self._missing(wish, own),
                 wish.fixed,
                 wish.tokens_left,
             )
-            for wish, own, drafts, ok in zip(wishes, names, cheap, due, strict=True)
+            for wish, own, drafts in zip(asked, names, cheap, strict=True)
         ]
-        self._asked = [wish.sequence for wish in wishes]
+        self._asked = [wish.sequence for wish in asked]
         picks = controller.plan(asks, rows=rows, tokens=tokens)
         made: list[Draft] = [
             Draft("") if pick.index is None else drafts[pick.index] for pick, drafts in zip(picks, cheap, strict=True)
@@ -80,11 +80,14 @@ class Proposing:
         for name in self._drafting.costly:
             indices = [i for i, pick in enumerate(picks) if pick.costly == name]
             if indices:
-                requests = [DraftRequest(wishes[i].sequence, picks[i].length) for i in indices]
+                requests = [DraftRequest(asked[i].sequence, picks[i].length) for i in indices]
                 for i, draft in zip(indices, self._drafting.propose(name, requests), strict=True):
                     made[i] = draft
         choice = controller.settle(made, rows=rows, tokens=tokens)
-        return [draft.cut(length) for draft, length in zip(made, choice.lengths, strict=True)], choice
+        found = [Draft("")] * len(wishes)
+        for i, draft, length in zip(due, made, choice.lengths, strict=True):
+            found[i] = draft.cut(length)
+        return found, choice
 
     def observe(self, emitted: Mapping[int, Seq[int]], *, rows: int, seconds: float) -> None:
         """The step ran ``rows`` rows in ``seconds``, drafting apart, and emitted these tokens by sequence."""

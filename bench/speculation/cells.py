@@ -13,7 +13,7 @@ from bench.speculation.modes import BLOCK_SIZE, MAX_BATCHED_TOKENS, OFF, EngineM
 from bench.speculation.outputs import Outputs
 from bench.speculation.pace import Pace
 from bench.speculation.ratios import RERUN_FACTOR, Interval, misses_bar, pair_order
-from bench.speculation.runs import Request, Run, closed_loop, make_requests, num_blocks
+from bench.speculation.runs import Request, Run, closed_loop, closed_loops, make_requests, num_blocks
 
 LEAST_REQUESTS = 4
 WARM_UP_TOKENS = 8
@@ -181,24 +181,27 @@ class CellRunner:
                 tokens=self._size.tokens,
                 temperature=cell.temperature,
             )
-            runs: dict[str, Run] = {}
-            for name in pair_order(number, cell.mode.name):
-                runs[name] = self._run(cell, _PLAIN if name == OFF else cell.mode, requests)
+            runs = self._run_pair(cell, pair_order(number, cell.mode.name), requests)
             pair = Pair(runs[OFF], runs[cell.mode.name])
             result.num_different += self._compare(cell, pair)
             result.pairs.append(pair)
             told = _told(ratio_interval(result.pairs))
             self._progress(f"{where}: pair {number + 1} of {pairs}, {told} so far", False)
 
-    def _run(self, cell: Cell, mode: Mode, requests: Sequence[Request]) -> Run:
+    def _run_pair(self, cell: Cell, order: Sequence[str], requests: Sequence[Request]) -> dict[str, Run]:
+        """One run of each mode in ``order``, in turns."""
         started = time.perf_counter()
-        blocks = num_blocks(requests, cell.concurrency, block_size=BLOCK_SIZE, lookahead=mode.k)
-        engine = self._maker.make(mode, seats=cell.concurrency, num_blocks=blocks)
+        blocks = num_blocks(requests, cell.concurrency, block_size=BLOCK_SIZE, lookahead=cell.mode.k)
+        engines = [
+            self._maker.make(_PLAIN if name == OFF else cell.mode, seats=cell.concurrency, num_blocks=blocks)
+            for name in order
+        ]
         gc.collect()
-        run = closed_loop(engine, requests, cell.concurrency)
-        engine.check_clean()
-        self._pace.observe(self._run_seconds(cell), time.perf_counter() - started)
-        return run
+        runs = closed_loops(engines, requests, cell.concurrency)
+        for engine in engines:
+            engine.check_clean()
+        self._pace.observe(self._pair_seconds(cell), time.perf_counter() - started)
+        return dict(zip(order, runs, strict=True))
 
     def _warm_up(self, cell: Cell, mode: Mode) -> None:
         """What happens only the first time that a mode runs (code is loaded, memory is touched) is nobody's cost."""

@@ -1,12 +1,16 @@
-"""One run: a closed loop of requests on a fresh engine, and what was seen of every request and step."""
+"""One run: a closed loop of requests on a fresh engine, and what was seen of every request and step.
+
+Runs that are compared take turns, step by step, and each has a clock of its own: whatever slows the machine down for
+more than a step slows all of them down.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
 from bench.offline import Completion, OfflineConfig, OfflineEngine, Submission, in_order
+from bench.speculation.own_time import OwnTime
 from bench.speculation.repeats import repeats_itself
 from model.interface import Executor
 from specdec.params import SamplingParams
@@ -101,12 +105,13 @@ class Run:
 
 
 class MeasuredEngine(OfflineEngine):
-    """Counts drafts by sequence and position, and keeps a view of every step."""
+    """Counts drafts by sequence and position, and keeps a view of every step. Its ``time`` is its clock."""
 
     def __init__(
         self, executor: Executor, config: OfflineConfig, *, num_blocks: int, draft: Executor | None, measure: Measure
     ) -> None:
-        super().__init__(executor, config, num_blocks=num_blocks, draft=draft, measure=measure)
+        self.time = OwnTime()
+        super().__init__(executor, config, num_blocks=num_blocks, draft=draft, measure=measure, clock=self.time)
         self.counts: dict[int, DraftCounts] = {}
         self.views: list[StepView] = []
 
@@ -139,17 +144,43 @@ def closed_loop(engine: MeasuredEngine, requests: Sequence[Request], concurrency
     The engine is fresh and has ``concurrency`` seats. Nothing is left out of the time: the first prompts and the last
     step, where seats are empty, count as well.
     """
+    return closed_loops([engine], requests, concurrency)[0]
+
+
+def closed_loops(engines: Sequence[MeasuredEngine], requests: Sequence[Request], concurrency: int) -> list[Run]:
+    """The same ``requests`` on each of ``engines``, which may share their executors, in turns.
+
+    The next step is that of whoever has run for less time so far, of the first on a tie.
+    """
     submissions = [Submission(request.token_ids, request.params, salt=request.salt) for request in requests]
-    return run_submissions(engine, requests, submissions, concurrency)
+    started = [engine.time() for engine in engines]
+    going: dict[int, Generator[None, None, list[Completion]]] = {
+        i: engine.stepping(submissions) for i, engine in enumerate(engines)
+    }
+    done: dict[int, list[Completion]] = {}
+    while going:
+        i = min(going, key=lambda i: (engines[i].time() - started[i], i))
+        engines[i].bind()
+        with engines[i].time.running():
+            try:
+                next(going[i])
+            except StopIteration as end:
+                done[i] = end.value
+                del going[i]
+    return [
+        _run(engine, requests, submissions, done[i], concurrency, engine.time() - started[i])
+        for i, engine in enumerate(engines)
+    ]
 
 
-def run_submissions(
-    engine: MeasuredEngine, requests: Sequence[Request], submissions: Sequence[Submission], concurrency: int
+def _run(
+    engine: MeasuredEngine,
+    requests: Sequence[Request],
+    submissions: Sequence[Submission],
+    completions: Sequence[Completion],
+    concurrency: int,
+    seconds: float,
 ) -> Run:
-    """Run ``submissions``, one for each of ``requests``, on a fresh engine."""
-    started = time.perf_counter()
-    completions = engine.run(submissions)
-    seconds = time.perf_counter() - started
     seq_ids = {index: seq_id for seq_id, index in enumerate(in_order(submissions))}
     stages: dict[str, float] = {}
     for step in engine.steps:

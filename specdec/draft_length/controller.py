@@ -116,7 +116,8 @@ class DraftLengthController:
         return not self._adaptive or self._pace.due(seq_id)
 
     def plan(self, asks: Seq[Ask], *, rows: int, tokens: int) -> list[Pick]:
-        """Who drafts for each sequence in a step that has ``rows`` rows and emits ``tokens`` without drafts."""
+        """Who drafts for each sequence that is due, in a step that has ``rows`` rows and emits ``tokens`` without
+        drafts."""
         self._asks, self._probed = asks, None
         cheap = [self._best_cheap(ask) for ask in asks]
         known = self._known = [chances for _, chances in cheap]
@@ -173,7 +174,7 @@ class DraftLengthController:
             choice = self._look_at_costs(chances, choice, rows)
         self._chosen = [(sum(c[:length]), length) for c, length in zip(chances, choice.lengths, strict=True)]
         if self._adaptive:
-            most = min(MOST_SKIPPED, len(self._asks) // _SEQUENCES_PER_SKIP)
+            most = min(MOST_SKIPPED, max(tokens, len(self._asks)) // _SEQUENCES_PER_SKIP)
             for ask, length in zip(self._asks, choice.lengths, strict=True):
                 if any(draft.token_ids for draft in ask.drafts):
                     self._pace.decided(ask.seq_id, worth=length > 0, most=most)

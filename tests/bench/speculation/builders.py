@@ -84,11 +84,15 @@ class PlayedRunner(CellRunner):
     def _warm_up(self, cell: Cell, mode: Mode) -> None:
         pass
 
-    def _run(self, cell: Cell, mode: Mode, requests: Sequence[Request]) -> Run:
+    def _run_pair(self, cell: Cell, order: Sequence[str], requests: Sequence[Request]) -> dict[str, Run]:
+        runs = {name: self._play(Mode(OFF, 0) if name == OFF else cell.mode, requests) for name in order}
+        self._pace.observe(self._pair_seconds(cell), 2.0 * self._seconds)
+        return runs
+
+    def _play(self, mode: Mode, requests: Sequence[Request]) -> Run:
         number = sum(name == mode.name for name, _ in self.played)
         self.played.append((mode.name, tuple(request.prompt for request in requests)))
         self.clock.now += self._seconds
-        self._pace.observe(self._run_seconds(cell), self._seconds)
         speed = 1.0 if mode.name == OFF else self._speed(mode.name, number)
         outputs = [self.change(mode, request.prompt, (request.prompt, 7)) for request in requests]
         return a_run([a_request(request.prompt) for request in requests], seconds=1.0 / speed, outputs=outputs)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from bench.speculation import modes
 from bench.speculation.forwards import measure_forwards
 from bench.speculation.modes import EngineMaker, Mode, make_modes
-from bench.speculation.runs import closed_loop, make_requests, num_blocks
+from bench.speculation.own_time import OwnTime
+from bench.speculation.runs import MeasuredEngine, closed_loop, closed_loops, make_requests, num_blocks
 from model.batch import PackedBatch
 from model.interface import ForwardOutput
 from model.loader import LoadedModel
@@ -16,6 +19,7 @@ from tests.bench.speculation.builders import Clock
 
 PROMPTS = tuple((3 + i, 5, 7 + i, 11) for i in range(4))
 NGRAM = Mode("ngram", 3)
+OFF = Mode(modes.OFF, 0)
 EXIT = Mode("exit", 3)  # it always drafts
 
 
@@ -51,6 +55,46 @@ def test_every_seat_is_taken_again_until_no_request_is_left(tiny: LoadedModel) -
     assert drafted > 0
     for request in run.requests:
         assert 0 < request.tpot * 11 <= request.seconds <= run.seconds
+
+
+def test_runs_in_turns_give_what_each_gives_alone(tiny: LoadedModel) -> None:
+    maker = EngineMaker(tiny)
+    requests = make_requests("chat", PROMPTS, first=0, count=5, tokens=12, temperature=0.8)
+
+    def engine(mode: Mode) -> MeasuredEngine:
+        return maker.make(mode, seats=3, num_blocks=32)
+
+    engines = [engine(EXIT), engine(OFF)]
+    together = closed_loops(engines, requests, 3)
+    for mode, run, own in zip((EXIT, OFF), together, engines, strict=True):
+        alone = closed_loop(engine(mode), requests, 3)
+        assert run.outputs == alone.outputs
+        assert [step.drafts for step in run.steps] == [step.drafts for step in alone.steps]
+        assert run.seconds == own.time()
+        own.check_clean()
+
+
+def test_in_turns_nobody_is_ahead_by_more_than_a_step_and_nobody_pays_for_the_other(tiny: LoadedModel) -> None:
+    clock = Clock()
+    requests = make_requests("chat", PROMPTS, first=0, count=4, tokens=12, temperature=0.0)
+    engines = [EngineMaker(tiny).make(mode, seats=2, num_blocks=32) for mode in (OFF, NGRAM)]
+    seconds = {0: 3.0, 1: 1.0}  # of a step
+    ahead: list[tuple[float, float]] = []  # of the other, and what it had run itself
+
+    def takes_its_time(i: int) -> None:
+        own = engines[i].time()
+        ahead.append((own - engines[1 - i].time(), own))
+        clock.now += seconds[i]
+
+    for i, engine in enumerate(engines):
+        engine.time = OwnTime(clock)
+        engine.before_step = partial(takes_its_time, i)  # type: ignore[method-assign]
+    runs = closed_loops(engines, requests, 2)
+    assert [run.seconds for run in runs] == [3.0 * len(runs[0].steps), 1.0 * len(runs[1].steps)]
+    first_end = min(run.seconds for run in runs)
+    together = [lead for lead, spent in ahead if spent < first_end]
+    assert len(together) > 10
+    assert max(together) <= 0.0, "who had run longer went on"
 
 
 def test_runs_start_cold(tiny: LoadedModel) -> None:
