@@ -17,8 +17,8 @@ from server.settings import ENV_PREFIX, SECRETS
 STACKS_SIGNAL = signal.SIGUSR1  # has it write where its threads stand
 TERMINATE_SECONDS = 3.0  # below what server.ending gives a server that was told to end while it starts
 _BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
-    "from server.remote.child import main; main(*map(int, sys.argv[1:]))"
+    "import importlib, json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
+    "importlib.import_module(sys.argv.pop(1)).main(*map(int, sys.argv[1:]))"
 )
 # What only the wire's side needs to know.
 _HIDDEN = frozenset(f"{ENV_PREFIX}{name.upper()}" for name in (*SECRETS, "api_keys"))
@@ -27,13 +27,14 @@ _HIDDEN = frozenset(f"{ENV_PREFIX}{name.upper()}" for name in (*SECRETS, "api_ke
 class ChildProcess:
     """Started with its end of a socket (``sock`` is the other one), and ended with this process in every case.
 
-    It lives in a process group of its own: a terminal's interrupt is for the server, which tells it when to end.
+    It runs ``main(descriptor of the socket, descriptor of its lifeline)`` of ``module``, see server.remote.child. It
+    lives in a process group of its own: a terminal's interrupt is for the server, which tells it when to end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "server.remote.child") -> None:
         self.sock, theirs = socket.socketpair()
         lifeline, self._lifeline = os.pipe()
-        command = [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(theirs.fileno()), str(lifeline)]
+        command = [sys.executable, "-c", _BOOT, json.dumps(sys.path), module, str(theirs.fileno()), str(lifeline)]
         try:
             self._process = subprocess.Popen(
                 command,

@@ -71,7 +71,9 @@ def _wait_ready(child: ChildProcess, settings: Settings, report: Callable[[str],
                 case Ready():
                     return message
                 case Begin():
-                    raise ProtocolError("the engine's process says what its server has to say")
+                    raise ProtocolError("it says what its server has to say")
+    except ProtocolError as error:
+        raise StartError(f"what the engine's process says cannot be used: {error}") from None
     except (HungUp, OSError):
         code = child.wait(1.0)
         raise StartError(f"the engine's process ended before it was ready (exit code {code})") from None

@@ -67,7 +67,7 @@ def server(model: Path, *flags: object) -> Iterator[tuple[subprocess.Popen[str],
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
     try:
-        assert found.wait(120), lines
+        assert found.wait(240), lines
         started = [line for line in lines if "on http://" in line]
         assert started, lines
         yield process, started[0].rsplit(" on ", 1)[1], lines

@@ -1,0 +1,1 @@
+"""What the engine in a process of its own brings: see bench.engine_process.__main__."""
