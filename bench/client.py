@@ -99,7 +99,8 @@ async def closed_loop(
     """Send all ``bodies``, at most ``concurrency`` at a time; returns the traces in order and the wall time (s)."""
     gate = asyncio.Semaphore(concurrency)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=concurrency)
-    async with httpx.AsyncClient(headers=key_headers(), timeout=httpx.Timeout(600.0), limits=limits, trust_env=False) as client:
+    options: dict[str, Any] = {"headers": key_headers(), "timeout": httpx.Timeout(600.0), "limits": limits}
+    async with httpx.AsyncClient(**options, trust_env=False) as client:
 
         async def one(body: Mapping[str, Any]) -> RequestTrace:
             async with gate:

@@ -256,9 +256,10 @@ class Settings(BaseSettings):
     # --- who may use it, and how much ---
     api_keys_file: Path | None = Field(
         None,
-        description="File of API keys, one a line: a name and the key, or `sha256:` and the key's digest in hexadecimal, "
-        "and limits of its own, as `requests=60` or `tokens=none`. With keys, every request needs one but those to "
-        "`/live` and `/health`. Unset, and `TRUEDRAFT_API_KEYS` too: whoever reaches the port may use the server.",
+        description="File of API keys, one a line: a name and the key, or `sha256:` and the key's digest, in "
+        "hexadecimal, and limits of its own, as `requests=60` or `tokens=none`. With keys, every request needs one but "
+        "those to `/live` and `/health`. Unset, and `TRUEDRAFT_API_KEYS` too: whoever reaches the port may use the "
+        "server.",
     )
     metrics_without_key: bool = Field(False, description="Answer `/metrics` to those who have no API key, too.")
     share_cache_between_keys: bool = Field(
@@ -275,13 +276,13 @@ class Settings(BaseSettings):
     rate_limit_tokens: int | None = Field(
         None,
         ge=1,
-        description="Most tokens a minute of an API key, or of everybody without keys: prompts, and `max_tokens` of each "
-        "choice until it ends; beyond it the answer is 429. Unset: no bound.",
+        description="Most tokens a minute of an API key, or of everybody without keys: prompts, and `max_tokens` of "
+        "each choice until it ends; beyond it the answer is 429. Unset: no bound.",
     )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="Origins whose web pages may use the server, separated by commas, as `https://app.example`; `*` for "
-        "all. Empty: none (no CORS headers).",
+        description="Origins whose web pages may use the server, separated by commas, as `https://app.example`; `*` "
+        "for all. Empty: none (no CORS headers).",
     )
     ssl_certfile: Path | None = Field(
         None, description="Certificate of the server, PEM, with its chain: the port speaks HTTPS."
@@ -497,8 +498,8 @@ def settings_markdown() -> str:
         f"cache folder); it is no setting of the server alone, so it has no flag. `{ENV_PREFIX}KERNELS` (`torch` or",
         "`off`) holds for the other commands too.",
         "",
-        f"`{ENV_PREFIX}API_KEYS` holds API keys as `name:key,name:key`, beside those of `--api-keys-file`. It has no flag:",
-        "everybody on the machine sees the flags of a process.",
+        f"`{ENV_PREFIX}API_KEYS` holds API keys as `name:key,name:key`, beside those of `--api-keys-file`. It has no",
+        "flag: everybody on the machine sees the flags of a process.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -57,7 +57,7 @@ class ApiKeys:
         return tuple(dict.fromkeys(key.name for key in self.keys))
 
     def find(self, key: bytes) -> str | None:
-        """The name that ``key`` belongs to. How long it takes depends on the number of keys and nothing else of them."""
+        """The name that ``key`` belongs to. How long it takes tells the number of keys and nothing else of them."""
         digest = hashlib.sha256(key).digest()
         found = None
         for known in self.keys:
@@ -165,6 +165,8 @@ def _limits(where: str, words: list[str]) -> dict[str, int | None]:
         value = None if match is None or match[2] == "none" else int(match[2])
         # The word is not shown: it may be a part of a key that was written with spaces.
         if match is None or value == 0 or match[1] in limits:
-            raise KeysError(f"{where}: behind the key stand requests=N or tokens=N, each once, N being 1 or more or none")
+            raise KeysError(
+                f"{where}: behind the key stand requests=N or tokens=N, each once, N being 1 or more or none"
+            )
         limits[match[1]] = value
     return limits

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from server.auth.keys import ApiKeys
 from server.edge import error_response
 from server.errors import APIError
-from server.rate import RateLimited, RateLimiter
+from server.rate import RateLimiter
 
 ALWAYS_OPEN = frozenset({"/live", "/health"})
 KEYS_IN_A_REQUEST = 1  # of two, a proxy in front might look at the other
@@ -55,7 +55,7 @@ class AccessMiddleware:
         await self.app(scope, receive, send)
 
     def _admit(self, scope: Scope) -> None:
-        """Raises APIError 401, or RateLimited."""
+        """Raises APIError 401 or 429."""
         state = scope.setdefault("state", {})
         state["key"] = None
         if self._keys:
@@ -81,9 +81,7 @@ class AccessMiddleware:
         path = scope["path"]
         # The path as it was sent, too: what had to be decoded to look like an open one is none.
         as_sent = scope.get("raw_path") or path.encode("utf-8")
-        return (
-            scope["method"] in ("GET", "HEAD") and path in self._open_paths and as_sent == path.encode("utf-8")
-        )
+        return scope["method"] in ("GET", "HEAD") and path in self._open_paths and as_sent == path.encode("utf-8")
 
 
 def _unauthorized() -> APIError:

@@ -157,7 +157,7 @@ def test_who_has_no_key_is_not_told_how_large_a_body_may_be(keyed: str, keyed_se
 
 
 def test_a_refusal_does_not_wait_for_the_body(keyed: str) -> None:
-    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n4\r\n{\"a\"\r\n"
+    head = 'POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n4\r\n{"a"\r\n'
     url = urlparse(keyed)
     with socket.create_connection((url.hostname or "", url.port or 0), timeout=20) as sock:
         sock.sendall(head.encode())
@@ -185,9 +185,7 @@ def test_the_access_log_names_the_key_and_never_holds_it(
 
 def test_neither_names_nor_keys_are_in_metrics_or_server_info(client: httpx.Client) -> None:
     def rejected(text: str) -> float:
-        return next(
-            float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if 'reason="invalid_api_key"' in line
-        )
+        return next(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if 'reason="invalid_api_key"' in line)
 
     metrics = client.get("/metrics", headers=bearer(ALICE)).text
     assert client.get("/v1/models").status_code == 401
@@ -307,7 +305,9 @@ def test_with_cors_other_origins_stay_out(keyed_service: Service) -> None:
 def test_the_description_asks_for_a_key_where_one_is_needed(keyed_service: Service, http: httpx.Client) -> None:
     document = ask(keyed_service, "GET", "/openapi.json", bearer(ALICE)).json()
     assert document["components"]["securitySchemes"] == {"key": {"type": "http", "scheme": "bearer"}}
-    secured = {path for path, each in document["paths"].items() for operation in each.values() if "security" in operation}
+    secured = {
+        path for path, each in document["paths"].items() for operation in each.values() if "security" in operation
+    }
     assert set(document["paths"]) - secured == {"/live", "/health"}
     assert "securitySchemes" not in json.dumps(http.get("/openapi.json").json())
 
@@ -322,7 +322,7 @@ def test_keys_that_cannot_be_used_end_the_start_before_the_model_is_loaded(
 ) -> None:
     monkeypatch.setenv(KEYS_VARIABLE, "alice:one")
     settings = load_settings({"model": str(tmp_path / "no-model"), "api_keys_file": str(tmp_path / "none")})
-    with pytest.raises(StartError, match="api_keys_file .* cannot be read"):
+    with pytest.raises(StartError, match=r"api_keys_file .* cannot be read"):
         build_from_settings(settings, print)
     assert KEYS_VARIABLE not in os.environ
 

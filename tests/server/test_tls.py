@@ -68,7 +68,7 @@ def test_a_client_without_a_certificate_is_not_served(base: str) -> None:
 
 
 def test_a_client_that_does_not_know_the_server_does_not_trust_it(base: str) -> None:
-    with httpx.Client(trust_env=False) as client, pytest.raises(httpx.ConnectError, match="(?i)certificate"):
+    with httpx.Client(trust_env=False) as client, pytest.raises(httpx.ConnectError, match=r"(?i)certificate"):
         client.get(f"{base}/live")
 
 

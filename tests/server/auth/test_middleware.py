@@ -17,6 +17,7 @@ from server.auth.middleware import ALWAYS_OPEN, AccessMiddleware
 from server.rate import RateLimiter, RateLimits
 
 KEYS = load_keys(None, {KEYS_VARIABLE: "alice:secret-a,bob:secret-b"})
+UNLIMITED = RateLimits()
 GOOD = (b"authorization", b"Bearer secret-a")
 
 
@@ -42,7 +43,7 @@ class Asked:
         method: str = "GET",
         keys: ApiKeys = KEYS,
         open_paths: frozenset[str] = ALWAYS_OPEN,
-        limits: RateLimits = RateLimits(),  # noqa: B008: it is frozen
+        limits: RateLimits = UNLIMITED,
     ) -> None:
         self.inner = Inner()
         self.refused: list[str] = []
@@ -154,8 +155,22 @@ def test_liveness_and_readiness_need_no_key(path: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "/v1/models", "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/metrics", "/version"]
-    + ["/v1/server_info", "/docs", "/openapi.json", "/docs/oauth2-redirect", "/no/such/path", "/ui"],
+    [
+        "/",
+        "/v1/models",
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/tokenize",
+        "/detokenize",
+        "/metrics",
+        "/version",
+        "/v1/server_info",
+        "/docs",
+        "/openapi.json",
+        "/docs/oauth2-redirect",
+        "/no/such/path",
+        "/ui",
+    ],
 )
 def test_all_other_paths_need_a_key_whether_they_exist_or_not(path: str) -> None:
     for method in ("GET", "HEAD", "POST", "OPTIONS", "PUT", "DELETE", "TRACE"):
@@ -172,8 +187,34 @@ def test_the_metrics_are_open_only_by_setting() -> None:
 
 ODD = st.lists(
     st.sampled_from(
-        ["/", "//", "live", "health", "v1", "models", "..", ".", "%2e%2e", "%2f", "%5c", "\\", ";", "%00", "?", "#"]
-        + ["%6c", "ive", "Live", "%20", "*", "http://x", "@", ":", "%c0%af", "%ef%bc%8f"]
+        [
+            "/",
+            "//",
+            "live",
+            "health",
+            "v1",
+            "models",
+            "..",
+            ".",
+            "%2e%2e",
+            "%2f",
+            "%5c",
+            "\\",
+            ";",
+            "%00",
+            "?",
+            "#",
+            "%6c",
+            "ive",
+            "Live",
+            "%20",
+            "*",
+            "http://x",
+            "@",
+            ":",
+            "%c0%af",
+            "%ef%bc%8f",
+        ]
     ),
     max_size=6,
 ).map("".join)
@@ -208,8 +249,19 @@ def test_an_odd_path_without_a_key_is_401(target: str) -> None:
 
 @pytest.mark.parametrize(
     "header",
-    [b"host", b"x-original-url", b"x-rewrite-url", b"x-forwarded-path", b"x-forwarded-uri", b"x-forwarded-prefix"]
-    + [b"x-http-method-override", b"forwarded", b"x-forwarded-host", b"x-forwarded-for", b"referer"],
+    [
+        b"host",
+        b"x-original-url",
+        b"x-rewrite-url",
+        b"x-forwarded-path",
+        b"x-forwarded-uri",
+        b"x-forwarded-prefix",
+        b"x-http-method-override",
+        b"forwarded",
+        b"x-forwarded-host",
+        b"x-forwarded-for",
+        b"referer",
+    ],
 )
 @pytest.mark.parametrize("value", [b"/live", b"live", b"127.0.0.1", b"GET /live", b"x/live?"])
 def test_no_other_header_decides(header: bytes, value: bytes) -> None:
