@@ -32,7 +32,7 @@ def send(base: str, receive_buffer: int | None = None, **body: Any) -> socket.so
 
 
 def wait_for(condition: Any, what: str) -> None:
-    for _ in range(600):
+    for _ in range(3000):
         if condition():
             return
         time.sleep(0.02)

@@ -13,13 +13,13 @@ from tests.server.builders import build_service, metric, running
 from tests.server.fault_builders import Answer, ask, request
 from tests.server.test_disconnect import assert_idle
 
-BODIES = [request(prompt=[70 + i] * 20, seed=i, max_tokens=90, ignore_eos=True, stream=i % 2 == 0) for i in range(8)]
+BODIES = [request(prompt=[70 + i] * 20, seed=i, max_tokens=40, ignore_eos=True, stream=i % 2 == 0) for i in range(4)]
 
 
 @pytest.fixture(scope="module")
 def cramped(tiny_model: Path, model_home: Path) -> Iterator[str]:
-    """Two of them fit at their full length, and more at their first."""
-    with running(build_service(tiny_model, model_home, num_blocks=16)) as base:
+    """Two of them fit at their full length, more of them at their first."""
+    with running(build_service(tiny_model, model_home, num_blocks=10)) as base:
         yield base
 
 
