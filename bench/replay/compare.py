@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.foreign import shown
-from bench.replay.record import FIELDS, USAGE, AuditRecord, Output, SavedPair
+from bench.replay.joining import Output
+from bench.replay.record import FIELDS, USAGE, AuditRecord, SavedPair
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,8 @@ def not_compared(record: SavedPair | AuditRecord) -> str | None:
     """A line about what the record does not hold; None if it holds everything."""
     pair = isinstance(record, SavedPair)
     outputs = list(record.answer.outputs.values()) if isinstance(record, SavedPair) else [record.output]
-    lacks = [name for name in FIELDS if not all(_holds(output, name) for output in outputs)]
+    foreign = "text" if isinstance(record, SavedPair) and record.is_chat else "message"
+    lacks = [name for name in FIELDS if name != foreign and not all(_holds(output, name) for output in outputs)]
     usage = record.answer.usage if isinstance(record, SavedPair) else None
     lacks += [f"usage.{name}" for name in USAGE if pair and name not in (usage or {})]
     return f"not in the record, so not compared: {', '.join(lacks)}" if lacks else None

@@ -2,7 +2,8 @@
 
 A saved pair::
 
-    {"request": <body of POST /v1/completions>, "response": <the answer, or the list of a stream's chunks>,
+    {"request": <body of POST /v1/completions, or of /v1/chat/completions>,
+     "response": <the answer, or the list of a stream's chunks>,
      "seed": <the header X-Seed, if no part of the response has a seed>}
 
 An audit's record has ``"kind": "truedraft.audit"`` (server.audits writes it).
@@ -16,20 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from bench.foreign import ForeignError, parse_json, read_file, shown
+from bench.replay.joining import BadRecord, Output, join_chat, join_completion
 from server.commands import CommandError
 
 AUDIT_KIND = "truedraft.audit"
 AUDIT_VERSION = 1
 MAX_BYTES = 64 * 2**20
 
-# What of a choice the request, its seed and the fingerprint decide, in the order in which it is compared.
+# What of a choice the request, its seed and the fingerprint decide, in the order in which it is compared. A completion
+# has a text, a chat a message.
 FIELDS = (
-    "token_ids", "text", "finish_reason", "stop_reason", "logprobs", "prompt_token_ids", "prompt_logprobs",
+    "token_ids", "text", "message", "finish_reason", "stop_reason", "logprobs", "prompt_token_ids", "prompt_logprobs",
 )  # fmt: skip
 USAGE = ("prompt_tokens", "completion_tokens", "total_tokens")  # not how many of them were cached
-
-# A choice by the names of FIELDS; a name that is not there is not known.
-Output = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,15 @@ class SavedPair:
     fingerprint: str | None
 
     @property
+    def is_chat(self) -> bool:
+        return "messages" in self.body
+
+    @property
     def asked(self) -> frozenset[str]:
         """Fields of every choice that the request asks for, so that the answer had them."""
         asked = {name for name in ("logprobs", "prompt_logprobs") if self.body.get(name) is not None}
+        if self.is_chat and self.body.get("logprobs") is not True:  # there it is a switch
+            asked.discard("logprobs")
         return frozenset(asked | ({"token_ids", "prompt_token_ids"} if self.body.get("return_token_ids") else set()))
 
 
@@ -72,36 +78,32 @@ def read_record(path: Path) -> SavedPair | AuditRecord:
         raise CommandError(f"the record {path} {error}") from error
     try:
         if not isinstance(value, dict):
-            raise _Bad("it must be an object")
+            raise BadRecord("it must be an object")
         return _audit(value) if "kind" in value else _pair(value)
-    except _Bad as error:
+    except BadRecord as error:
         raise CommandError(f"the record {path} cannot be replayed: {error}") from error
-
-
-class _Bad(Exception):
-    pass
 
 
 def _pair(value: dict[str, Any]) -> SavedPair:
     body, response = value.get("request"), value.get("response")
     if not isinstance(body, dict):
-        raise _Bad('it needs "request", the body that was sent, and "response", the answer')
+        raise BadRecord('it needs "request", the body that was sent, and "response", the answer')
     pieces: list[Any] = response if isinstance(response, list) else [response]
     if not pieces or not all(isinstance(piece, dict) for piece in pieces):
-        raise _Bad("its response must be the answer, or the list of a stream's chunks")
+        raise BadRecord("its response must be the answer, or the list of a stream's chunks")
     failed = next((piece["error"] for piece in pieces if "error" in piece), None)
     if failed is not None:
         message = failed.get("message") if isinstance(failed, dict) else failed
-        raise _Bad(f"its response is an error: {shown(message)}")
-    answer = read_answer(pieces)
+        raise BadRecord(f"its response is an error: {shown(message)}")
+    answer = read_answer(pieces, chat="messages" in body)
     if not answer.outputs:
-        raise _Bad("its response has no choices")
+        raise BadRecord("its response has no choices")
     model = _said(pieces, "model") or body.get("model")
     if not isinstance(model, str):
-        raise _Bad("it does not say the model")
+        raise BadRecord("it does not say the model")
     fingerprint = _said(pieces, "system_fingerprint")
     if fingerprint is not None and not isinstance(fingerprint, str):
-        raise _Bad(f"its system_fingerprint must be a text, got {shown(fingerprint)}")
+        raise BadRecord(f"its system_fingerprint must be a text, got {shown(fingerprint)}")
     return SavedPair(_with_seed(body, value, pieces), answer, model, fingerprint)
 
 
@@ -110,67 +112,38 @@ def _with_seed(body: dict[str, Any], value: Mapping[str, Any], pieces: Sequence[
     seed = next((seed for seed in (body.get("seed"), said, value.get("seed")) if seed is not None), None)
     if seed is None:
         if body.get("temperature") != 0:
-            raise _Bad('it does not say the seed; add the answer\'s header X-Seed as "seed"')
+            raise BadRecord('it does not say the seed; add the answer\'s header X-Seed as "seed"')
         seed = 0  # greedy: any will do
     if said is not None and said != seed:
-        raise _Bad(f"its request has the seed {shown(seed)}, its response {shown(said)}")
+        raise BadRecord(f"its request has the seed {shown(seed)}, its response {shown(said)}")
     return {**body, "seed": seed}
 
 
-def read_answer(pieces: Sequence[Mapping[str, Any]]) -> Answer:
-    """Of a whole answer, or of a stream's chunks in order. Raises _Bad."""
+def read_answer(pieces: Sequence[Mapping[str, Any]], *, chat: bool) -> Answer:
+    """Of a whole answer, or of a stream's chunks in order. Raises BadRecord."""
     parts: dict[int, list[Mapping[str, Any]]] = {}
     usage = None
     for piece in pieces:
         choices = piece.get("choices")
         if not isinstance(choices, list):
-            raise _Bad("a part of its response has no choices")
+            raise BadRecord("a part of its response has no choices")
         for choice in choices:
             index = choice.get("index") if isinstance(choice, dict) else None
             if not isinstance(index, int) or isinstance(index, bool):
-                raise _Bad("a choice of its response has no index")
+                raise BadRecord("a choice of its response has no index")
             parts.setdefault(index, []).append(choice)
         usage = piece["usage"] if piece.get("usage") is not None else usage
     if usage is not None and not isinstance(usage, dict):
-        raise _Bad(f"its usage must be an object, got {shown(usage)}")
-    outputs = {index: _join(index, parts[index]) for index in sorted(parts)}
+        raise BadRecord(f"its usage must be an object, got {shown(usage)}")
+    join = join_chat if chat else join_completion
+    outputs = {index: join(index, parts[index]) for index in sorted(parts)}
     return Answer(outputs, None if usage is None else {name: usage[name] for name in USAGE if name in usage})
-
-
-def _join(index: int, parts: Sequence[Mapping[str, Any]]) -> Output:
-    """A choice out of the chunks that hold it, in order. Lists and texts go on, an end comes last, a prompt first."""
-    for name in ("finish_reason", "stop_reason"):
-        early = next((part[name] for part in parts[:-1] if part.get(name) is not None), None)
-        if early is not None:
-            raise _Bad(f"its choice {shown(index)} goes on after its end, {name} {shown(early)}")
-    joined = {name: parts[-1][name] for name in ("finish_reason", "stop_reason") if name in parts[-1]}
-    joined |= {name: parts[0][name] for name in ("prompt_token_ids", "prompt_logprobs") if name in parts[0]}
-    if not all(isinstance(part.get("text"), str) for part in parts):
-        raise _Bad("a choice of its response lacks a field or has a wrong one: text")
-    joined["text"] = "".join(part["text"] for part in parts)
-    for name, kind in (("token_ids", list), ("logprobs", dict)):
-        held = [part[name] for part in parts if part.get(name) is not None]
-        if not held:
-            continue
-        if len(held) < len(parts) or not all(isinstance(value, kind) for value in held):
-            raise _Bad(f"a choice of its response lacks a field or has a wrong one: {name}")
-        joined[name] = _join_lists(held) if kind is dict else [item for value in held for item in value]
-    return joined
-
-
-def _join_lists(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of objects whose values are lists, in a stream: the lists one after the other."""
-    if len(parts) == 1:
-        return dict(parts[0])
-    if any(part.keys() != parts[0].keys() or not all(isinstance(v, list) for v in part.values()) for part in parts):
-        raise _Bad("the logprobs of a stream must be objects of the same lists")
-    return {name: [item for part in parts for item in part[name]] for name in parts[0]}
 
 
 def _audit(value: dict[str, Any]) -> AuditRecord:
     if value["kind"] != AUDIT_KIND or value.get("version") != AUDIT_VERSION:
         found = f"{shown(value['kind'])!r}, version {shown(value.get('version'))}"
-        raise _Bad(f"it is of the kind {found}; known is {AUDIT_KIND!r}, version {AUDIT_VERSION}")
+        raise BadRecord(f"it is of the kind {found}; known is {AUDIT_KIND!r}, version {AUDIT_VERSION}")
     kinds: dict[str, tuple[type, ...]] = {
         "token_ids": (list,), "rerun_token_ids": (list,), "prompt_token_ids": (list,), "stop": (list,),
         "params": (dict,), "choice": (int,), "model": (str,), "system_fingerprint": (str, type(None)),
@@ -178,13 +151,13 @@ def _audit(value: dict[str, Any]) -> AuditRecord:
     }  # fmt: skip
     for name, kind in kinds.items():
         if name not in value:
-            raise _Bad(f"a field is missing: {name}")
+            raise BadRecord(f"a field is missing: {name}")
         if not isinstance(value[name], kind):
-            raise _Bad(f"a field is wrong: {name} is {shown(value[name])}")
+            raise BadRecord(f"a field is wrong: {name} is {shown(value[name])}")
         items: type = str if name == "stop" else int
         wrong = [item for item in value[name] if type(item) is not items] if isinstance(value[name], list) else []
         if wrong:
-            raise _Bad(f"a field is wrong: {name} holds {shown(wrong[0])}")
+            raise BadRecord(f"a field is wrong: {name} holds {shown(wrong[0])}")
     return AuditRecord(
         values=value,
         choice=int(value["choice"]),
@@ -200,5 +173,5 @@ def _said(pieces: Sequence[Mapping[str, Any]], name: str) -> Any:
     said = [piece[name] for piece in pieces if piece.get(name) is not None]
     other = next((value for value in said if value != said[0]), None)
     if other is not None:
-        raise _Bad(f"the parts of its response have the {name} {shown(said[0])} and {shown(other)}")
+        raise BadRecord(f"the parts of its response have the {name} {shown(said[0])} and {shown(other)}")
     return said[0] if said else None

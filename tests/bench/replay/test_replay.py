@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,11 @@ import httpx
 import pytest
 
 from bench.replay.command import run
-from bench.replay.compare import compare, compare_usage, not_compared
 from bench.replay.record import SavedPair, read_record
 from server.cli import build_parser
 from server.commands import CommandError
 from server.service import Service
-from tests.bench.replay.builders import said, write
+from tests.bench.replay.builders import edited, judged, places, said, write
 from tests.server.builders import MODEL_NAME, running, sse_events
 
 PROMPT = "the quick brown fox jumps over the lazy dog. the quick"
@@ -141,26 +140,6 @@ def test_another_answer_is_told(
     assert lines[1].startswith(line), lines
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The way to every value within ``value`` that is no list and no object."""
-    if isinstance(value, dict | list) and value:
-        for step, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from places(inner, (*path, step))
-    else:
-        yield path
-
-
-def edited(pair: dict[str, Any], path: tuple[Any, ...]) -> dict[str, Any]:
-    """A copy of ``pair`` in which the value at ``path`` is another."""
-    pair = json.loads(json.dumps(pair))
-    inner = pair
-    for step in path[:-1]:
-        inner = inner[step]
-    old = inner[path[-1]]
-    inner[path[-1]] = old + "x" if isinstance(old, str) else old + 1 if isinstance(old, int | float) else "x"
-    return pair
-
-
 # Of these nothing is promised. An edited seed or model is another request.
 FREE = {"id", "object", "created", "metrics", "cached_tokens", "system_fingerprint"}
 
@@ -229,16 +208,6 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], bool, str]] =
 
 
 THROUGH_THE_ENGINE = ("no logprobs", "usage", "no usage")  # how the parts are put together is the same for all
-
-
-def judged(clean: object, record: object) -> tuple[bool, list[str]]:
-    """What is said of ``record`` if ``clean`` comes again, as it does."""
-    assert isinstance(clean, SavedPair)
-    assert isinstance(record, SavedPair)
-    then, now = record.answer, clean.answer
-    told = [compare(index, one, now.outputs.get(index), record.asked) for index, one in then.outputs.items()]
-    told += [compare_usage(then.usage, now.usage or {})] if then.usage else []
-    return all(one.same for one in told), [*(one.line for one in told), not_compared(record) or ""]
 
 
 @pytest.mark.parametrize("name", EDITS)
