@@ -52,9 +52,7 @@ def describe(
     """
     content: dict[str, Any] = {} if text is None else {text: {"schema": {"type": "string"}}}
     if chunk is not None:
-        content["text/event-stream"] = {
-            "schema": {"type": "string", "description": f"Events of {chunk.__name__}, then `data: [DONE]`"}
-        }
+        content["text/event-stream"] = {"itemSchema": _event_schema(chunk)}
     ok: dict[str, Any] = {"description": "OK"} | ({"content": content} if content else {})
     if answer is not None:
         ok["model"] = answer
@@ -70,6 +68,17 @@ def describe(
             "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}
         }
     return described
+
+
+def _event_schema(chunk: type[BaseModel]) -> dict[str, Any]:
+    """Of one server-sent event: a chunk, an error after the 200, or the end."""
+    shapes = [{"$ref": _SCHEMAS + shape.__name__} for shape in (chunk, ErrorAnswer)]
+    data = {"contentMediaType": "application/json", "contentSchema": {"anyOf": shapes}}
+    return {
+        "type": "object",
+        "properties": {"data": {"type": "string", "anyOf": [{"const": "[DONE]"}, data]}},
+        "required": ["data"],
+    }
 
 
 def _body_schema(body: type[BaseModel], refused: Collection[str], facts: ModelFacts | None) -> dict[str, Any]:
