@@ -29,7 +29,8 @@ def main() -> int:
         arguments += ["--artifact-dir", str(chosen.out)]
         try:
             # Not with HF_HUB_OFFLINE: it then looks for the folder in the hub's cache. It fetches nothing either way.
-            printed = run_client(chosen.program, arguments, chosen.out / "aiperf.log", offline=False)
+            log = chosen.out / "aiperf.log"
+            printed = run_client(chosen.program, arguments, log, timeout=chosen.timeout, offline=False)
             if SECTION not in printed:
                 raise ClientFailed(f"aiperf printed no section {SECTION!r}")
         except ClientFailed as error:

@@ -10,7 +10,16 @@ from __future__ import annotations
 import json
 import sys
 
-from bench.clients.programs import NAME, ClientFailed, fail, options, run_client, server_flags, tokenizer_folder
+from bench.clients.programs import (
+    NAME,
+    ClientFailed,
+    accepted_drafts,
+    fail,
+    options,
+    run_client,
+    server_flags,
+    tokenizer_folder,
+)
 from bench.process import server_process
 
 
@@ -29,11 +38,12 @@ def main() -> int:
         arguments += ["--constraint", f"kind=max_requests,count={chosen.requests}"]
         arguments += ["--output", f"kind=json,path={report}", "--output", "kind=console", "--disable-progress"]
         try:
-            print(run_client(chosen.program, arguments, chosen.out / "guidellm.log"))
+            print(run_client(chosen.program, arguments, chosen.out / "guidellm.log", timeout=chosen.timeout))
             (benchmark,) = json.loads(report.read_text("utf-8"))["benchmarks"]
             totals = benchmark["metrics"]["request_totals"]
             if totals["successful"] < chosen.requests or totals["errored"]:
                 raise ClientFailed(f"not every request succeeded: {totals}")
+            print(f"{accepted_drafts(url)} draft tokens were accepted")
         except ClientFailed as error:
             return fail(error)
     return 0

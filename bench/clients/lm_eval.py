@@ -12,7 +12,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench.clients.programs import NAME, ClientFailed, fail, options, run_client, server_flags, tokenizer_folder
+from bench.clients.programs import (
+    NAME,
+    ClientFailed,
+    accepted_drafts,
+    fail,
+    options,
+    run_client,
+    server_flags,
+    tokenizer_folder,
+)
 from bench.process import server_process
 
 TASKS = Path(__file__).parent / "task"
@@ -31,7 +40,7 @@ def main() -> int:
     names = sorted(task.stem for task in TASKS.glob("*.yaml"))
     found: dict[str, dict[str, Any]] = {}
     try:
-        for kind, flags in (("on", []), ("off", ["--num-speculative-tokens", "0"])):
+        for kind, flags in (("on", ["--draft-length", "fixed"]), ("off", ["--num-speculative-tokens", "0"])):
             with server_process([*server_flags(chosen.model), *flags], out / f"server-{kind}.log") as url:
                 given = {
                     "model": NAME,
@@ -44,14 +53,27 @@ def main() -> int:
                 arguments = ["run", "--model", "local-completions", "--tasks", ",".join(names)]
                 arguments += ["--model_args", ",".join(f"{name}={value}" for name, value in given.items())]
                 arguments += ["--include_path", str(tasks), "--output_path", str(out / kind), "--log_samples"]
-                print(run_client(chosen.program, arguments, out / f"lm_eval-{kind}.log").rsplit("\n\n", 1)[-1])
+                log = out / f"lm_eval-{kind}.log"
+                print(f"speculation {kind}:", flush=True)
+                print(_table(run_client(chosen.program, arguments, log, timeout=chosen.timeout)), flush=True)
+                accepted = accepted_drafts(url)
+                print(f"{accepted} draft tokens were accepted\n", flush=True)
             found[kind] = _results(out / kind)
+            if (accepted > 0) is not (kind == "on"):
+                raise ClientFailed(
+                    f"{accepted} draft tokens were accepted with speculation {kind}: nothing is compared"
+                )
         if found["on"] != found["off"]:
             raise ClientFailed(f"the results differ with speculation and without; see {out}")
     except ClientFailed as error:
         return fail(error)
     print(f"{sum(len(samples) for samples in found['on']['samples'].values())} samples: answers and scores are equal")
     return 0
+
+
+def _table(printed: str) -> str:
+    """The scores, which are the last table of what it printed."""
+    return "\n".join(line for line in printed.splitlines() if line.startswith("|"))
 
 
 def _results(folder: Path) -> dict[str, Any]:

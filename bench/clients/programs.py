@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+import httpx
 
 from model.source import resolve_model
 
@@ -24,6 +27,7 @@ def options(description: str, program: str) -> argparse.ArgumentParser:
     parser.add_argument("--program", default=program, help=f"the client: {program} on the PATH, or a path to it")
     parser.add_argument("--model", default="default", help="as `truedraft serve --model` takes it")
     parser.add_argument("--out", type=Path, default=Path("client-out"), help="folder for what it leaves")
+    parser.add_argument("--timeout", type=float, default=3600, help="seconds that one run of the client may take")
     return parser
 
 
@@ -37,8 +41,8 @@ def tokenizer_folder(model: str) -> str:
     return str(path if path.is_dir() else path.parent)
 
 
-def run_client(program: str, arguments: Sequence[str], log: Path, *, offline: bool = True, timeout: float = 900) -> str:
-    """What it printed, also in ``log``. Raises ClientFailed."""
+def run_client(program: str, arguments: Sequence[str], log: Path, *, timeout: float, offline: bool = True) -> str:
+    """What it printed, also in ``log``; ``timeout`` is in seconds. Raises ClientFailed."""
     found = shutil.which(program)
     if found is None:
         raise ClientFailed(f"there is no program {program}; docs/clients.md says how to install it")
@@ -48,14 +52,27 @@ def run_client(program: str, arguments: Sequence[str], log: Path, *, offline: bo
         if offline:
             environment[name] = "1"
     with log.open("wb") as out:
-        ended = subprocess.run(
-            [found, *arguments], stdout=out, stderr=subprocess.STDOUT, env=environment, timeout=timeout, check=False
-        )
+        try:
+            ended = subprocess.run(
+                [found, *arguments], stdout=out, stderr=subprocess.STDOUT, env=environment, timeout=timeout, check=False
+            )
+            why = f"ended with exit code {ended.returncode}" if ended.returncode else None
+        except subprocess.TimeoutExpired:
+            why = f"did not end within {timeout:g} seconds (--timeout)"
     text = log.read_text("utf-8", errors="replace")
-    if ended.returncode != 0:
+    if why is not None:
         tail = "\n".join(text.splitlines()[-15:])
-        raise ClientFailed(f"{program} ended with exit code {ended.returncode}:\n{tail}")
+        raise ClientFailed(f"{program} {why}:\n{tail}")
     return text
+
+
+def accepted_drafts(url: str) -> int:
+    """How many draft tokens the server has accepted since its start."""
+    text = httpx.get(f"{url}/metrics", timeout=30, trust_env=False).text
+    values = re.findall(r"^truedraft_spec_decode_num_accepted_tokens_total\S* (\S+)$", text, re.MULTILINE)
+    if not values:
+        raise ClientFailed("the server does not say how many draft tokens it accepted")
+    return int(sum(map(float, values)))
 
 
 def fail(error: ClientFailed) -> int:
