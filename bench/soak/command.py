@@ -29,7 +29,6 @@ from bench.soak.model import NAME, save_soak_model
 from bench.soak.outcome import count_kinds
 from bench.soak.process import ServerProcess, server_under_test
 
-MAX_NUM_SEQS = 8
 WARM_SHARE = 0.3  # of the time
 ROUND_SECONDS = 30.0  # about
 READY_SECONDS = 300.0
@@ -38,7 +37,7 @@ READY_SECONDS = 300.0
 _FLAGS = {
     "num-blocks": "64",
     "max-model-len": "1024",
-    "max-num-seqs": str(MAX_NUM_SEQS),
+    "max-num-seqs": "8",
     "max-num-batched-tokens": "128",
     "max-waiting": "32",
     "num-threads": "1",
@@ -119,7 +118,10 @@ def _soak(options: argparse.Namespace, folder: Path) -> Soaked:
         left = server.left_children()
     must_happen = MUST_HAPPEN
     if not options.no_faults:
-        victims = (f"failed victim of {point}" for point in soak_faults.VICTIMS)
+        victims = (
+            f"{'answered' if point == soak_faults.SPARED else 'failed'} victim of {point}"
+            for point in soak_faults.VICTIMS
+        )
         must_happen |= {*soak_faults.NAMES, *victims, "ended by error"}
     return Soaked(
         driver.record,
@@ -135,7 +137,7 @@ def _soak(options: argparse.Namespace, folder: Path) -> Soaked:
 async def _drive(options: argparse.Namespace, server: ServerProcess) -> tuple[Driver, int]:
     faults = None
     if not options.no_faults:
-        faults = SoakFaults(server.address, max_num_seqs=MAX_NUM_SEQS, seed=options.seed)
+        faults = SoakFaults(server.address, options.seed)
     driver = await Driver.of(server, options.seed, faults, ANSWERED)
     warm, others = rounds_of(60.0 * options.minutes)
     for seconds in (*warm, *others):

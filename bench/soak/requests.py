@@ -164,7 +164,7 @@ class Mix:
         elif point == "grammar":
             del body["ignore_eos"]
             body["structured_outputs"] = {"regex": "[a-z]{40,50}"}
-        return self._plan(COMPLETIONS, body, {"victim", f"victim of {point}"}, Manner())
+        return self._plan(COMPLETIONS, body, {"victim of " + point}, Manner())
 
     def own(self, path: str, body: dict[str, Any]) -> Planned:
         """A request that is none of the mix, by a patient client."""
@@ -270,7 +270,7 @@ class Mix:
         if rng.random() < 0.4:
             body["cache_salt"] = rng.choice(_SALTS)
         if rng.random() < 0.06:
-            body["timeout"] = rng.uniform(0.02, 0.6)
+            body["timeout"] = rng.choice((rng.uniform(0.01, 0.3), 60.0))
         if rng.random() < 0.2:
             body["priority"] = rng.randrange(-2, 3)
         if rng.random() < 0.5:
