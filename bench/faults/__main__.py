@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from server.cli import main, report, serve
-from server.settings import Settings
+from server.settings import Settings, SettingsError
 
 
 def serve_with_faults(settings: Settings) -> int:
+    """Returns the exit code. Raises SettingsError for an engine whose parts are out of reach."""
+    if settings.engine_process:
+        raise SettingsError("engine_process cannot be on: the parts that are to fail would be in the other process")
     # Imported here: torch takes seconds, and --help or a bad flag should not.
     from bench.faults.control import PATH, FaultsEndpoint
     from bench.faults.faults import Faults

@@ -263,13 +263,31 @@ def test_who_cannot_be_sampled_fails_alone() -> None:
     bench = Bench(sampler=BrokenSampler(most=9, victim=2))
     for params in PLAIN_PARAMS:
         bench.add(PROMPT, params)
+    victim = bench.sequences[1]
     first, failed, last = bench.run_step().outputs
     assert failed.error == "internal error while sampling (RuntimeError)"
     assert failed.error_type == "server"
-    assert bench.sequences[1].tokens == PROMPT
+    assert victim.tokens == PROMPT
     assert [output.token_ids for output in (first, last)] == [
-        alone(PROMPT, params).token_ids[:1] for params in (PLAIN_PARAMS[0], PLAIN_PARAMS[2])
+        tuple(alone(PROMPT, params).token_ids[:1]) for params in (PLAIN_PARAMS[0], PLAIN_PARAMS[2])
     ]
+
+
+def test_its_own_check_runs_a_forward_and_changes_nothing() -> None:
+    executor = ToyExecutor()
+    bench = Bench(executor)
+    bench.add(PROMPT, GREEDY)
+    bench.run_step()
+    bench.step.check()
+    bench.run()
+    assert bench.results[0].token_ids == alone(PROMPT, GREEDY).token_ids
+
+    def fail(logits: np.ndarray, token_ids: list[int]) -> None:
+        raise RuntimeError("device lost")
+
+    executor.logit_hook = fail
+    with pytest.raises(RuntimeError, match="device lost"):
+        bench.step.check()
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])

@@ -9,8 +9,10 @@ import httpx
 import pytest
 from starlette.responses import PlainTextResponse
 
+from bench.faults.__main__ import serve_with_faults
 from bench.faults.control import FaultsEndpoint
 from bench.faults.faults import POINTS, Faults
+from server.cli import main
 
 
 def ask(faults: Faults, method: str, path: str = "/faults", json: object = None) -> httpx.Response:
@@ -56,6 +58,11 @@ def test_a_fault_that_is_none_is_a_400_that_says_why(fault: Any, told: str) -> N
     assert answer.status_code == 400
     assert told in answer.json()["error"]
     assert faults.armed == ()
+
+
+def test_an_engine_out_of_reach_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--port", "0", "--engine-process"], serve_with_faults) == 1
+    assert "error: engine_process cannot be on" in capsys.readouterr().err
 
 
 def test_all_else_is_the_applications() -> None:
