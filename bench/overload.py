@@ -30,7 +30,8 @@ import httpx
 
 SEATS, ROOM, ROOM_TOKENS = 8, 64, 4096
 MODEL = "tiny"
-FLAGS = ("--served-model-name", MODEL, "--max-num-seqs", str(SEATS), "--max-waiting", str(ROOM)) + (
+FLAGS = (
+    "--served-model-name", MODEL, "--max-num-seqs", str(SEATS), "--max-waiting", str(ROOM),
     "--max-waiting-tokens", str(ROOM_TOKENS), "--num-blocks", "256", "--num-threads", "1", "--log-level", "error",
 )  # fmt: skip
 REFUSED, ANSWERED = "refused", "answered"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -13,6 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from server.auth.middleware import ALWAYS_OPEN, AccessMiddleware
+from server.connections import ConnectionCapMiddleware
 from server.edge import BodyCapMiddleware, EdgeMiddleware, error_response
 from server.errors import APIError
 from server.openapi import install
@@ -59,7 +61,9 @@ def create_app(service: Service) -> ASGIApp:
     app.add_exception_handler(APIError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
-    return EdgeMiddleware(_guarded(BodyCapMiddleware(app, max_body_bytes=service.settings.max_body_bytes), service))
+    capped = BodyCapMiddleware(app, max_body_bytes=service.settings.max_body_bytes)
+    count = partial(service.metrics.reject, "connections")
+    return EdgeMiddleware(ConnectionCapMiddleware(_guarded(capped, service), count))
 
 
 def _guarded(app: ASGIApp, service: Service) -> ASGIApp:

@@ -21,7 +21,7 @@ FINISH_REASONS = ("stop", "length", "abort", "error")
 GRAMMAR_RESULTS = ("accepted", "refused", "timeout", "crashed")
 REJECTIONS = (
     "queue_full", "queue_tokens", "context_length", "kv_capacity", "shutting_down", "unhealthy",
-    "bodies", "texts", "templates", "grammars",
+    "connections", "bodies", "texts", "templates", "grammars",
     "invalid_api_key", "rate_limit_requests", "rate_limit_tokens", "rate_limit_size",
 )  # fmt: skip
 

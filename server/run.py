@@ -21,10 +21,11 @@ from starlette.types import ASGIApp
 
 from server.app import create_app
 from server.assemble import Report, StartError
+from server.connections import KEEP_ALIVE_SECONDS, allow_connections, http_protocol
 from server.service import Service
 from server.settings import Settings
-from server.watchdog import Watchdog
 from server.tls import tls_options, uses_tls
+from server.watchdog import Watchdog
 
 logger = logging.getLogger("truedraft.run")
 
@@ -70,6 +71,7 @@ def run(
     second signal; the process is then left without cleaning up, wherever its threads stand. In any case it is left
     ``END_SECONDS`` after it began to end.
     """
+    allow_connections(service.settings.max_connections)
     try:
         # Two servers that load at the same time may both have bound the port; only one may listen.
         sock.listen(2048)
@@ -117,14 +119,14 @@ class _Runner:
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http="h11",  # bounds the headers; the alternatives do not
+                http=http_protocol(service.settings),  # h11: bounds the headers; the alternatives do not
                 h11_max_incomplete_event_size=MAX_HEADER_BYTES,
                 ws="none",
                 lifespan="on",
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                timeout_keep_alive=75,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=FLUSH_SECONDS,
                 **tls_options(service.settings),
             ),
@@ -210,7 +212,7 @@ class _Runner:
 
 
 def _arm_timer(seconds: float) -> None:
-    """Unless it is armed again before, the process ends with the stacks and exit code 1, whoever holds the interpreter."""
+    """Unless armed again before, it ends the process with the stacks and exit code 1, whoever holds the interpreter."""
     with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):  # stderr is closed
         faulthandler.dump_traceback_later(seconds, exit=True, file=sys.stderr)
 

@@ -25,6 +25,7 @@ from model.tokenizer import Tokenizer as ModelTokenizer
 from server.app import create_app
 from server.assemble import assemble
 from server.auth.keys import NO_KEYS, ApiKeys
+from server.connections import http_protocol
 from server.parts import PLAIN, Parts
 from server.service import Service
 from server.settings import Settings, load_settings
@@ -139,7 +140,7 @@ def running(service: Service, send_buffer: int | None = None) -> Iterator[str]:
             create_app(service),
             host="127.0.0.1",
             port=0,
-            http="h11",
+            http=http_protocol(service.settings),
             ws="none",
             log_config=None,
             lifespan="on",

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
 
 import httpx
 import openai
@@ -23,7 +20,6 @@ from tests.server.builders import MODEL_NAME, build_service, metric, running, ss
 from tests.server.chat_builders import HELLO
 from tests.server.holding import HeldExecutor, HeldTokenizer
 from tests.server.test_disconnect import assert_idle, send, wait_for
-from tests.server.test_errors import POST
 
 BODY: dict[str, Any] = {"model": MODEL_NAME, "prompt": "a", "max_tokens": 400, "ignore_eos": True}
 TIMEOUT = 0.3  # of those that are held up for as long as the test wants
@@ -114,13 +110,7 @@ def test_all_choices_of_all_prompts_end_together(server: Server) -> None:
 def test_what_a_reader_does_not_read_ends_too(server: Server) -> None:
     before = metric(server.base, "request_timeouts_total")
     server.executor.hold(after=150)
-    url = urlparse(server.base)
-    payload = json.dumps({**BODY, **WORDY, "stream": True, "timeout": 3}).encode()
-    with socket.socket() as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        sock.connect((url.hostname or "", url.port or 0))
-        head = f"{POST}Content-Length: {len(payload)}\r\n\r\n"
-        sock.sendall(head.encode() + payload)
+    with send(server.base, receive_buffer=4096, prompt="a", max_tokens=400, stream=True, timeout=3, **WORDY):
         wait_for(lambda: metric(server.base, "request_timeouts_total") == before + 1, "it did not end")
         server.executor.let_go()
         assert_idle(server.base)
@@ -189,9 +179,9 @@ def test_without_its_own_a_request_has_the_servers_timeout(server: Server) -> No
 
 def test_openais_client_sees_a_timeout_as_an_error_of_the_server(server: Server) -> None:
     server.executor.hold()
-    with openai.OpenAI(base_url=f"{server.base}/v1", api_key="none", max_retries=0) as client:
-        with pytest.raises(openai.InternalServerError) as error:
-            client.completions.create(model=MODEL_NAME, prompt="a", extra_body={"timeout": TIMEOUT})
+    client = openai.OpenAI(base_url=f"{server.base}/v1", api_key="none", max_retries=0)
+    with client, pytest.raises(openai.InternalServerError) as error:
+        client.completions.create(model=MODEL_NAME, prompt="a", extra_body={"timeout": TIMEOUT})
     assert (error.value.status_code, error.value.code) == (504, "timeout")
 
 

@@ -34,7 +34,7 @@ def test_a_body_that_does_not_arrive_is_a_408(hasty: str) -> None:
 
 
 def test_a_reader_who_never_reads_is_aborted_and_its_blocks_come_back(hasty: str) -> None:
-    sock = send(hasty, prompt="a", max_tokens=500, stream=True, logprobs=20)
+    sock = send(hasty, receive_buffer=4096, prompt="a", max_tokens=500, stream=True, logprobs=20)
     wait_for(lambda: metric(hasty, "request_success_total", finished_reason="abort") == 1, "it was not aborted")
     assert_idle(hasty)
     sock.close()

@@ -1,0 +1,128 @@
+"""Connections: bounded in number, and closed when a client neither sends nor reads what it should."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from server.auth.middleware import ALWAYS_OPEN
+from server.edge import error_response
+from server.errors import unavailable
+from server.settings import Settings
+
+KEEP_ALIVE_SECONDS = 75  # without a request
+OTHER_DESCRIPTORS = 512  # files, pipes, children; each connection is one more
+_TOO_MANY = "too_many_connections"
+
+
+def http_protocol(settings: Settings) -> Any:
+    """What uvicorn takes for ``http``."""
+    return partial(
+        BoundedProtocol,
+        max_connections=settings.max_connections,
+        header_timeout=settings.header_timeout,
+        send_timeout=settings.send_timeout,
+    )
+
+
+def allow_connections(count: int) -> None:
+    """So many descriptors for this process, if it may have them: it starts with a thousand on many machines."""
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + OTHER_DESCRIPTORS
+    if most != resource.RLIM_INFINITY:
+        wanted = min(wanted, most)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+
+
+class BoundedProtocol(H11Protocol):
+    """uvicorn's, which waits for ever for the head of a request and for a reader who does not read.
+
+    Requests of a connection that is one too many are marked for :class:`ConnectionCapMiddleware`.
+    """
+
+    def __init__(
+        self, *args: Any, max_connections: int, header_timeout: float, send_timeout: float, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._max_connections = max_connections
+        self._header_timeout = header_timeout
+        self._send_timeout = send_timeout
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._send_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._max_connections:
+            self.app_state = {**self.app_state, _TOO_MANY: True}
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._head_timer = _cancelled(self._head_timer)
+        elif self._head_timer is None and not self.transport.is_closing():
+            self._await_head()  # of the next request a part has come
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._await_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._send_timer = _cancelled(self._send_timer)
+
+    def on_response_complete(self) -> None:
+        if self.transport.get_write_buffer_size() > 0:
+            self._await_reader()
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_timer = _cancelled(self._head_timer)
+        self._send_timer = _cancelled(self._send_timer)
+        super().connection_lost(exc)
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(self._header_timeout, self.transport.close)
+
+    def _await_reader(self) -> None:
+        if self._send_timer is None:
+            size = self.transport.get_write_buffer_size()
+            self._send_timer = self.loop.call_later(self._send_timeout, self._check_reader, size)
+
+    def _check_reader(self, size_before: int) -> None:
+        """It has to have read something, or all of it, since ``size_before`` bytes were to be read."""
+        self._send_timer = None
+        size = self.transport.get_write_buffer_size()
+        if size >= size_before > 0:
+            self.transport.abort()  # to close it would wait for the reader, too
+        elif size > 0:
+            self._await_reader()
+
+
+def _cancelled(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
+
+
+class ConnectionCapMiddleware:
+    """Answers what comes over a connection that is one too many; who asks whether the server lives hears from it."""
+
+    def __init__(self, app: ASGIApp, count: Callable[[], None]) -> None:
+        self._app = app
+        self._count = count
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not scope.get("state", {}).get(_TOO_MANY) or scope["path"] in ALWAYS_OPEN:
+            await self._app(scope, receive, send)
+            return
+        self._count()
+        refusal = unavailable("overloaded", "too many connections are open")
+        refusal.headers["Connection"] = "close"
+        await error_response(refusal)(scope, receive, send)
