@@ -15,7 +15,7 @@ from tests.server.test_cli import environment as environment
 from tests.server.test_cli import server
 from tests.server.test_worker import is_running
 
-BODY = {"model": MODEL_NAME, "prompt": "SECRET", "max_tokens": 300, "ignore_eos": True, "stream": True}
+BODY = {"model": MODEL_NAME, "prompt": "SECRET", "max_tokens": 100, "ignore_eos": True, "stream": True}
 
 
 def children(pid: int) -> set[int]:
@@ -43,7 +43,7 @@ def test_a_signal_to_all_lets_requests_finish_and_leaves_no_process(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRUEDRAFT_SSL_KEYFILE_PASSWORD", "")
-    with server(tiny_model, "--engine-process") as (process, base, lines):
+    with server(tiny_model, "--engine-process", "--shutdown-timeout", 240) as (process, base, lines):
         pids = children(process.pid)
         assert pids
         with httpx.Client(base_url=base, timeout=60) as client, httpx.Client(base_url=base, timeout=60) as other:
@@ -53,7 +53,7 @@ def test_a_signal_to_all_lets_requests_finish_and_leaves_no_process(
                 received = next(pieces)
                 for pid in (process.pid, *pids):  # as a service manager does that ends all processes of a service
                     os.kill(pid, signal.SIGTERM)
-                deadline = time.monotonic() + 20
+                deadline = time.monotonic() + 60
                 while other.get("/health").status_code == 200:
                     assert time.monotonic() < deadline
                 refused = other.post("/v1/completions", json={**BODY, "stream": False})
