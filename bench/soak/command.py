@@ -33,6 +33,8 @@ WARM_SHARE = 0.3  # of the time
 ROUND_SECONDS = 30.0  # about
 READY_SECONDS = 300.0
 
+_DRAFTS = 8
+_AFTER_ABORT = 3 * 12 * (_DRAFTS + 1)  # some steps of all choices of a request
 # Small bounds, so that all of them are met.
 _FLAGS = {
     "num-blocks": "64",
@@ -41,7 +43,7 @@ _FLAGS = {
     "max-num-batched-tokens": "128",
     "max-waiting": "32",
     "num-threads": "1",
-    "num-speculative-tokens": "8",
+    "num-speculative-tokens": str(_DRAFTS),
     "send-timeout": "3",
     "body-timeout": "10",
     "shutdown-timeout": "20",
@@ -131,6 +133,7 @@ def _soak(options: argparse.Namespace, folder: Path) -> Soaked:
         exit_code=exit_code,
         left_children=tuple(left),
         must_happen=must_happen,
+        tokens_after_abort=_AFTER_ABORT if driver.engine_process else 0,
     )
 
 

@@ -77,6 +77,7 @@ class Driver:
         self.record = Record()
         self._wanted = set(wanted)
         self.num_blocks: int = server_info["kv_cache"]["num_blocks"]
+        self.engine_process: bool = server_info["settings"].get("engine_process", False)
         facts = Facts.of(server_info)
         self._server = server
         self._facts = facts

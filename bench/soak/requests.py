@@ -312,6 +312,9 @@ class Mix:
             features.append("stop")
         if grammars and rng.random() < 0.2:
             name, fields = rng.choice(_GRAMMARS)
+            if name == "regex":  # mostly a new one, so that something is compiled all the time
+                pattern = f"{fields['structured_outputs']['regex']}|{rng.randrange(10**4)}"
+                fields = {"structured_outputs": {"regex": pattern}}
             body |= fields
             features += [name, "grammars"]
             return features

@@ -84,6 +84,16 @@ BROKEN: dict[str, tuple[Invariant, Soaked]] = {
         checks.generated_tokens_add_up,
         with_final(generation_tokens_total=15, ended_generation_tokens_total__abort=3),
     ),
+    "more is generated behind aborts than an engine elsewhere may": (
+        checks.generated_tokens_add_up,
+        replace(
+            with_final(generation_tokens_total=100, ended_generation_tokens_total__abort=88), tokens_after_abort=10
+        ),
+    ),
+    "less is generated than was read": (
+        checks.generated_tokens_add_up,
+        replace(with_final(generation_tokens_total=13, ended_generation_tokens_total__abort=1), tokens_after_abort=10),
+    ),
     "a request is told twice": (checks.generated_tokens_add_up, with_log(twice=["soak-1"])),
     "nothing was generated": (checks.generated_tokens_add_up, without("final")),
     "the ends do not add up": (checks.counters_agree, with_final(ended_generation_tokens_total__abort=1)),
