@@ -117,7 +117,7 @@ def test_refusals_are_counted_by_reason(http: httpx.Client) -> None:
             reason: float(line.rsplit(" ", 1)[1])
             for line in text.splitlines()
             for reason in ("rate_limit_requests", "rate_limit_tokens", "rate_limit_size")
-            if f'reason="{reason}"' in line
+            if line.startswith("truedraft_admission_rejections_total{") and f'reason="{reason}"' in line
         }
 
     before = counts()
