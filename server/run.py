@@ -109,11 +109,12 @@ class _Runner:
         self.ended_in_order = True  # False: the model thread may still run
         self._num_signals = 0
         limit = service.settings.stall_timeout
+        self._watch_seconds = min(WATCH_SECONDS, limit / 4)  # several beats fit into the limit
         self._watchdog = Watchdog(
             limit=limit,
             on_frozen=self._on_frozen,
             on_tick=partial(_arm_timer, limit + TIMER_SECONDS),
-            every=WATCH_SECONDS,
+            every=self._watch_seconds,
         )
         self._draining: asyncio.Task[None] | None = None
         self._server = _Server(
@@ -199,7 +200,7 @@ class _Runner:
                 self._exit_code = 1
                 self._watchdog.end_within(LAST_ANSWERS_SECONDS + ENGINE_SECONDS + END_SECONDS)
                 asyncio.get_running_loop().call_later(LAST_ANSWERS_SECONDS, self._end)
-            await asyncio.sleep(WATCH_SECONDS)
+            await asyncio.sleep(self._watch_seconds)
 
     def _end(self) -> None:
         self._server.should_exit = True
