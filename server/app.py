@@ -61,6 +61,7 @@ def create_app(service: Service) -> ASGIApp:
     app.add_exception_handler(APIError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(Exception, _on_other_error)
     capped = BodyCapMiddleware(app, max_body_bytes=service.settings.max_body_bytes)
     count = partial(service.metrics.reject, "connections")
     return EdgeMiddleware(ConnectionCapMiddleware(_guarded(capped, service), count))
@@ -90,6 +91,10 @@ def _guarded(app: ASGIApp, service: Service) -> ASGIApp:
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, APIError)
     return error_response(error)
+
+
+async def _on_other_error(request: Request, error: Exception) -> Response:
+    return error_response(APIError(500, "the server failed"))  # it is logged at the edge
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

@@ -47,7 +47,7 @@ class EdgeMiddleware:
         scope.setdefault("state", {})["request_id"] = request_id
         scope["state"]["arrival_time"] = started = time.monotonic()
         status = 0
-        body_ended = False
+        complete = body_ended = False
 
         async def receive_body() -> Message:
             nonlocal body_ended
@@ -56,7 +56,8 @@ class EdgeMiddleware:
             return message
 
         async def send_with_id(message: Message) -> None:
-            nonlocal status
+            nonlocal status, complete
+            complete = message["type"] == "http.response.body" and not message.get("more_body", False)
             if message["type"] == "http.response.start":
                 status = message["status"]
                 # Of a body that is refused the rest may be on its way; but who expects a 100 has sent nothing yet.
@@ -70,6 +71,8 @@ class EdgeMiddleware:
             await self.app(scope, receive_body, send_with_id)
         except Exception:
             logger.exception("a request failed", extra={"request_id": request_id})
+            if complete:
+                return  # a 500, by whom the exception passed
             if status:
                 raise  # the answer has begun: only closing the connection can still tell the client
             await error_response(APIError(500, "the server failed"))(scope, receive, send_with_id)

@@ -22,7 +22,7 @@ from tests.server.builders import CONTEXT, MODEL_NAME, build_service, metric, ru
 from tests.server.chat_builders import HELLO
 from tests.server.holding import HeldTokenizer
 from tests.server.test_disconnect import assert_idle, wait_for
-from tests.server.test_errors import POST
+from tests.server.test_errors import POST, error_of
 
 # Longer than the context, so it counts as the context until it is tokenized and cut.
 LONG: dict[str, Any] = {"prompt": "a" * (THREAD_ABOVE_CHARS + 1), "truncate_prompt_tokens": 20, "max_tokens": 2}
@@ -166,7 +166,9 @@ def test_a_fault_behind_the_reservation_gives_the_room_back(server: Server, monk
 
     with monkeypatch.context() as patch:
         patch.setattr("server.completion.build_choices", broken)
-        assert server.post(**SHORT).status_code == 500
+        failed = server.post(**SHORT)
+    assert failed.status_code == 500
+    assert error_of(failed)["message"] == "the server failed"
     assert server.post(**SHORT).status_code == 200
 
 
