@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -109,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _soak(options: argparse.Namespace, folder: Path) -> Soaked:
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # and the server ends with this
     model = options.model or str(save_soak_model(folder / NAME))
     log = options.log or folder / "server.log"
     # What is not exact need not come again: such a model cannot be tested so.

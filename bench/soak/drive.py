@@ -14,7 +14,7 @@ from bench.preflight.scrape import Scrape
 from bench.soak.faults import Fired, SoakFaults
 from bench.soak.outcome import Kind, Outcome, judge
 from bench.soak.process import ServerProcess
-from bench.soak.requests import CHAT, COMPLETIONS, Facts, Mix, Planned
+from bench.soak.requests import CHAT, COMPLETIONS, PATIENCE, Facts, Mix, Planned
 from bench.soak.survivors import Replayed, Survivors, replay_alone
 from bench.soak.wire import Reply, exchange
 
@@ -23,7 +23,6 @@ BURST = 60
 BURST_SECONDS = 4.0  # between two bursts, about
 FAULT_SECONDS = 1.0  # between two faults, about
 STUCK_SECONDS = 5.0
-PATIENCE = 90.0  # seconds that a client waits for all of an answer: then it hangs
 SETTLE_SECONDS = 30.0  # in which nothing may be left, the time that stuck readers are given included
 _LOOK_SECONDS = 0.05
 _STATUS_SECONDS = 30.0  # for an answer about the server

@@ -12,6 +12,7 @@ from bench.soak.wire import Manner
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 SLOW_READ_SECONDS = 0.02
+PATIENCE = 90.0  # seconds that a client waits for all of an answer: then it hangs
 _DRAWS = 60  # to find one with a feature
 _WORDS = (
     "the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "and", "the", "rain", "in", "the", "valley",
@@ -273,6 +274,8 @@ class Mix:
             body["timeout"] = rng.choice((rng.uniform(0.01, 0.3), 60.0))
         if rng.random() < 0.2:
             body["priority"] = rng.randrange(-2, 3)
+            if body["priority"] > 0:  # it may wait for as long as others come
+                body.setdefault("timeout", PATIENCE / 4)
         if rng.random() < 0.5:
             most = self._facts.max_drafts
             body["speculation"] = {"num_speculative_tokens": min(most, rng.choice((0, 1, 3, 8)))}
