@@ -55,9 +55,8 @@ def bodies(num_requests: int, model: str, seed: int = 0) -> list[dict[str, Any]]
     rng = random.Random(seed)
     made = []
     for i in range(num_requests):
-        prompt: str | list[str] = "the river and the road " * rng.choice((1, 1, 2, 8))
-        if rng.random() < 0.1:
-            prompt = [prompt, "the old mill"]
+        text = "the river and the road " * rng.choice((1, 1, 2, 8))
+        prompt = [text, "the old mill"] if rng.random() < 0.1 else text
         made.append(
             {"model": model, "prompt": prompt, "max_tokens": rng.choice((1, 4, 8)), "seed": i, "stream": i % 2 == 1}
         )

@@ -66,7 +66,7 @@ class BoundedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
-            self._head_timer = _cancelled(self._head_timer)
+            self._drop_head_timer()
         elif self._head_timer is None and not self.transport.is_closing():
             self._await_head()  # of the next request a part has come
 
@@ -76,7 +76,7 @@ class BoundedProtocol(H11Protocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._send_timer = _cancelled(self._send_timer)
+        self._drop_send_timer()
 
     def on_response_complete(self) -> None:
         if self.transport.get_write_buffer_size() > 0:
@@ -84,9 +84,19 @@ class BoundedProtocol(H11Protocol):
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._head_timer = _cancelled(self._head_timer)
-        self._send_timer = _cancelled(self._send_timer)
+        self._drop_head_timer()
+        self._drop_send_timer()
         super().connection_lost(exc)
+
+    def _drop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _drop_send_timer(self) -> None:
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+            self._send_timer = None
 
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(self._header_timeout, self.transport.close)
@@ -104,11 +114,6 @@ class BoundedProtocol(H11Protocol):
             self.transport.abort()  # to close it would wait for the reader, too
         elif size > 0:
             self._await_reader()
-
-
-def _cancelled(timer: asyncio.TimerHandle | None) -> None:
-    if timer is not None:
-        timer.cancel()
 
 
 class ConnectionCapMiddleware:

@@ -29,7 +29,7 @@ from server.settings import Settings
 from server.tools.plan import ToolSupport
 from specdec.describe import describe_drafter
 
-GUESSED_ROUNDS = 2  # times in a second that a seat becomes free, until it has been measured
+GUESSED_ROUNDS = 1.5  # times in a second that a seat becomes free, until it has been measured
 MAX_TEXTS = 64  # that /tokenize and /detokenize work on at one time
 _SIZE_REASONS = {CONTEXT_LENGTH: "context_length", KV_CAPACITY: "kv_capacity"}  # by the code of the answer
 
