@@ -14,7 +14,7 @@ import pytest
 from bench.overload import ANSWERED, REFUSED, Run, check, judge, run_both
 from tests.server.builders import MODEL_NAME, build_service, running, save_tiny_model
 
-REQUESTS = 80
+REQUESTS = 40
 WHOLE = {"choices": [{"index": 0, "finish_reason": "stop"}]}
 NOTHING = {"running": 0.0, "waiting": 0.0}
 
