@@ -104,8 +104,19 @@ def _narrow(fields: dict[str, dict[str, Any]], facts: ModelFacts) -> None:
     ids |= dict.fromkeys(("stop_token_ids", "allowed_token_ids"), facts.vocab_size)
     for name, rows in ids.items():
         if name in fields:
-            narrowed = json.dumps(ID | {"maximum": rows - 1})
-            fields[name] = json.loads(json.dumps(fields[name]).replace(json.dumps(ID), narrowed))
+            fields[name] = _with_most(fields[name], rows - 1)
+    for kind in _kinds(fields.get("allowed_token_ids", {})):
+        if kind.get("type") == "array":
+            kind |= {"minItems": 1, "maxItems": facts.vocab_size}
+
+
+def _with_most(schema: Any, most: int) -> Any:
+    """``schema`` with so much as the largest id wherever it has one."""
+    if isinstance(schema, dict):
+        if schema == ID:
+            return {**schema, "maximum": most}
+        return {name: _with_most(inner, most) for name, inner in schema.items()}
+    return [_with_most(inner, most) for inner in schema] if isinstance(schema, list) else schema
 
 
 def _kinds(field: dict[str, Any]) -> list[dict[str, Any]]:
@@ -115,7 +126,7 @@ def _kinds(field: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def install(app: FastAPI, chunks: Iterable[type[BaseModel]] = (), *, keys: bool = False) -> None:
-    """Make ``app`` serve this description. ``chunks``: shapes that no answer refers to. ``keys``: there are API keys."""
+    """Make ``app`` serve this description. ``chunks``: shapes no answer refers to. ``keys``: there are API keys."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
