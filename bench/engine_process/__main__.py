@@ -37,7 +37,7 @@ from bench.process import server_process
 from bench.prompts import MIXED_LOAD, Prompt
 
 LOADS = ("streams", "logprobs", "large")
-LARGE_TEXT = "The river rises in the hills above the old town and runs south for ninety miles. " * 2000
+LARGE_TEXT = "The river rises in the hills above the old town and runs south for ninety miles. " * 700
 MODULE = "bench.engine_process.server"
 
 

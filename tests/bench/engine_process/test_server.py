@@ -11,10 +11,11 @@ import httpx
 import pytest
 from starlette.responses import PlainTextResponse
 
-from bench.engine_process.__main__ import LOADS, bodies, run_round
+from bench.engine_process.__main__ import LARGE_TEXT, LOADS, bodies, run_round
 from bench.engine_process.server import PATH, LagEndpoint
 from bench.prompts import MIXED_LOAD
 from server.app import create_app
+from server.tokenizing import MAX_TOKENS
 from tests.server.builders import MODEL_NAME, build_service, running, save_tiny_model
 
 
@@ -40,6 +41,10 @@ def test_a_pause_of_the_loop_is_seen_if_it_was_watched() -> None:
             assert (await client.get(PATH)).json()["max_ms"] < first["max_ms"]
 
     asyncio.run(test())
+
+
+def test_the_long_text_is_taken_whatever_the_tokenizer() -> None:
+    assert 32768 < len(LARGE_TEXT.encode()) <= MAX_TOKENS  # no byte is more than a token
 
 
 @pytest.fixture(scope="module")
