@@ -65,8 +65,8 @@ class Grammars:
     """``compiled`` are those of the engine's constraint; None, with a ``reason``, if there is no structured output.
 
     For the event loop's thread. ``timeout``: seconds for one grammar. ``count`` hears the
-    result of each check (one of server.metrics.GRAMMAR_RESULTS); ``module`` is what checks, in a process that ``worker``
-    makes.
+    result of each check (one of server.metrics.GRAMMAR_RESULTS); ``module`` is what checks, in a process that
+    ``worker`` makes.
     """
 
     def __init__(

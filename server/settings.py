@@ -249,8 +249,8 @@ class Settings(BaseSettings):
     send_timeout: float = Field(
         30.0,
         gt=0,
-        description="Seconds in which a reader has to read something of what is sent; else the connection is closed, and "
-        "the request of a stream aborted.",
+        description="Seconds in which a reader has to read something of what is sent; else the connection is closed, "
+        "and the request of a stream aborted.",
     )
 
     # --- who may use it, and how much ---
@@ -306,8 +306,8 @@ class Settings(BaseSettings):
     )
     engine_process: bool = Field(
         False,
-        description="Run the model and the scheduler in a process of their own, so that HTTP, tokenizing and metrics do "
-        "not share an interpreter with them. The answers are the same.",
+        description="Run the model and the scheduler in a process of their own, so that HTTP, tokenizing and metrics "
+        "do not share an interpreter with them. The answers are the same.",
     )
     host: str = Field("127.0.0.1", min_length=1, description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
