@@ -25,7 +25,9 @@ TOKENIZER = byte_level_tokenizer()
 
 
 def post(http: httpx.Client, path: str, **body: Any) -> httpx.Response:
-    response = http.post(path, json={"model": MODEL_NAME, "max_tokens": 40, "seed": 17, "return_token_ids": True, **body})
+    response = http.post(
+        path, json={"model": MODEL_NAME, "max_tokens": 40, "seed": 17, "return_token_ids": True, **body}
+    )
     assert response.status_code == 200, response.text
     return response
 
@@ -155,9 +157,7 @@ def test_text_comes_with_the_token_that_completed_it() -> None:
 
 
 @given(
-    st.lists(
-        st.one_of(st.builds(Content, st.text(max_size=3)), st.just(None), st.text("{}", max_size=3)), max_size=8
-    )
+    st.lists(st.one_of(st.builds(Content, st.text(max_size=3)), st.just(None), st.text("{}", max_size=3)), max_size=8)
 )
 def test_merged_deltas_join_to_what_they_join_to_one_by_one(steps: list[Content | str | None]) -> None:
     deltas: list[Delta] = []
