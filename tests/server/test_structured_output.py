@@ -260,7 +260,9 @@ def failing(service: Service) -> Iterator[Grammars]:
     text = TokenizerText(tokenizer.serialized, tokenizer.vocab_size, (0,))
     cache = GrammarCache(GrammarCompiler(text), 2**20)
     results: list[str] = []
-    grammars = Grammars(LocalGrammars(cache), text, timeout=1.0, count=results.append, module="tests.server.failing_checks")
+    grammars = Grammars(
+        LocalGrammars(cache), text, timeout=1.0, count=results.append, module="tests.server.failing_checks"
+    )
     grammars.results = results  # type: ignore[attr-defined]
     yield grammars
     grammars.close()
