@@ -26,9 +26,7 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def server_process(
-    flags: Sequence[str], log: Path, *, timeout: float = 600.0, module: str = "server"
-) -> Iterator[str]:
+def server_process(flags: Sequence[str], log: Path, *, timeout: float = 600.0, module: str = "server") -> Iterator[str]:
     """Run ``python -m server serve`` with ``flags`` on a free port; yields its base URL, ends it on exit.
 
     ``module`` is another program with the same command.

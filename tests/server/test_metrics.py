@@ -91,6 +91,8 @@ def samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
         ("num_preemptions_total", {}, 2),
         ("request_success_total", {"finished_reason": "stop"}, 2),
         ("request_success_total", {"finished_reason": "abort"}, 2),
+        ("ended_generation_tokens_total", {"finished_reason": "stop"}, 10),
+        ("ended_generation_tokens_total", {"finished_reason": "abort"}, 10),
         ("prefix_cache_queries_total", {}, 40),
         ("prefix_cache_hits_total", {}, 10),
         ("prefix_reuse_ratio", {}, 0.25),
