@@ -125,10 +125,6 @@ class Scheduler:
         if self._audits is not None:
             self._audits.close(reason)
 
-    def check_room(self, num_requests: int = 1, num_prompt_tokens: int = 0) -> None:
-        """Raises QueueFull unless so many more requests may wait. Changes nothing."""
-        self.room.check(num_requests, num_prompt_tokens)
-
     def add(self, request: EngineRequest, reservation: Reservation | None = None) -> None:
         """Queue all choices of ``request``, in the room that was reserved for it, if any.
 

@@ -20,8 +20,8 @@ class Watchdog:
     """Calls ``on_frozen(reason)`` once, in its thread, when the event loop has not beaten for ``limit`` seconds or an
     end has taken too long.
 
-    ``on_tick`` is called every ``every`` seconds, as long as nothing is wrong. Its methods may be
-    called from any thread.
+    ``on_tick`` is called at the start and every ``every`` seconds, as long as nothing is wrong. Its methods may be called
+    from any thread.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def start(self) -> None:
+        self._on_tick()  # here, as the thread may never come to it
         self._thread.start()
 
     def stop(self) -> None:

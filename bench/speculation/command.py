@@ -30,7 +30,7 @@ from specdec.drafters.registry import AUTO
 from specdec.probe import measured_exactness
 from specdec.sampling import Sampler
 
-FULL = Size(pairs=7, least_pairs=7, tokens=128, requests_per_seat=2.0)
+FULL = Size(pairs=7, least_pairs=7, tokens=128, requests_per_seat=4.0)
 QUICK = Size(pairs=5, least_pairs=3, tokens=64, requests_per_seat=1.5)
 CONCURRENCY = {False: (1, 4, 16, 32), True: (1, 16)}
 TEMPERATURES = {False: (0.0, 0.8), True: (0.0,)}

@@ -53,6 +53,14 @@ def test_the_earliest_time_to_have_ended_counts(watchdog: Watchdog, clock: Clock
     assert watchdog.reason == "the end takes too long"
 
 
+def test_it_ticks_before_anything_can_go_wrong() -> None:
+    ticks: list[int] = []
+    watchdog = Watchdog(limit=10.0, on_frozen=lambda reason: None, on_tick=lambda: ticks.append(1), every=3600.0)
+    watchdog.start()
+    assert ticks == [1]
+    watchdog.stop()
+
+
 def test_it_ticks_until_something_is_wrong_and_says_so_once() -> None:
     clock, ticked, told, frozen = Clock(), threading.Event(), threading.Event(), []
 
