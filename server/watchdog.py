@@ -20,8 +20,8 @@ class Watchdog:
     """Calls ``on_frozen(reason)`` once, in its thread, when the event loop has not beaten for ``limit`` seconds or an
     end has taken too long.
 
-    ``on_tick`` is called at the start and every ``every`` seconds, as long as nothing is wrong. Its methods may be called
-    from any thread.
+    ``on_tick`` is called at the start and every ``every`` seconds, as long as nothing is wrong. Its methods may be
+    called from any thread.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ import pytest
 from bench.faults.faults import Fault
 from tests.server.builders import metric
 from tests.server.fault_builders import Answer, Failing, ask, failing_server, request
-from tests.server.test_disconnect import assert_idle
+from tests.server.test_disconnect import assert_idle, wait_for
 
 BODIES = [request(prompt=[70 + i] * 20, seed=i, max_tokens=100, ignore_eos=True, stream=i % 2 == 0) for i in range(4)]
 
@@ -35,9 +35,9 @@ async def all_at_once(server: Failing) -> list[Answer]:
     server.arm(Fault("verify", "hang"))
     async with httpx.AsyncClient(base_url=server.base, timeout=60, trust_env=False) as client:
         asking = [asyncio.create_task(ask(client, body)) for body in BODIES]
-        async with asyncio.timeout(60):
-            while scheduler.num_running + scheduler.num_waiting < len(BODIES):
-                await asyncio.sleep(0.01)
+        await asyncio.to_thread(
+            wait_for, lambda: scheduler.num_running + scheduler.num_waiting == len(BODIES), "they did not all come"
+        )
         server.faults.clear()
         return list(await asyncio.gather(*asking))
 
