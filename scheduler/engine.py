@@ -13,7 +13,6 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from scheduler.audit import AuditStatus
-from scheduler.errors import EngineUnhealthy, ShuttingDown
 from scheduler.handle import RequestHandle
 from scheduler.isolation import joined
 from scheduler.readers import MakeHandle, Readers
@@ -21,6 +20,7 @@ from scheduler.request import EngineRequest
 from scheduler.retry import live_items
 from scheduler.room import Reservation, WaitingRoom
 from scheduler.scheduler import Scheduler
+from scheduler.standing import Standing
 from scheduler.stats import StepRecord
 from specdec.plan import SequenceOutput, StepPlan, StepResult, StepStats
 
@@ -46,7 +46,7 @@ class Step(Protocol):
         """Do what a step does for a sequence of nobody's. Raises if that fails."""
 
 
-class Engine:
+class Engine(Standing):
     """The engine in this process (scheduler.interface): owns the model thread and the loop task.
 
     All methods are for the event loop's thread.
@@ -78,6 +78,7 @@ class Engine:
                 f"max_consecutive_failures ({max_consecutive_failures}) and max_buffered_batches "
                 f"({max_buffered_batches}) must be at least 1"
             )
+        super().__init__()
         self.scheduler = scheduler
         self._step = step
         self.on_step = on_step
@@ -89,26 +90,10 @@ class Engine:
         self._idle = asyncio.Event()
         self._idle.set()
         self._readers = Readers(self.abort, max_buffered_batches, make_handle)
-        self._closing = False
         self._stopping = False
         self._failures = 0  # steps in a row
         self._blameless = True  # each of them left all as it was
-        self._unhealthy_reason: str | None = None
         self._progress_time = clock()
-
-    @property
-    def healthy(self) -> bool:
-        return self._unhealthy_reason is None
-
-    @property
-    def unhealthy_reason(self) -> str | None:
-        """One sentence, fit for a health answer; None while healthy."""
-        return self._unhealthy_reason
-
-    @property
-    def accepting(self) -> bool:
-        """``submit`` would not refuse for the engine's own state."""
-        return self.healthy and not self._closing
 
     @property
     def seconds_since_progress(self) -> float:
@@ -125,13 +110,6 @@ class Engine:
         if self._task is not None:
             raise RuntimeError("the engine was started before")
         self._task = asyncio.get_running_loop().create_task(self._loop(), name="engine")
-
-    def check_accepting(self) -> None:
-        """Raises EngineUnhealthy or ShuttingDown if the engine takes no requests."""
-        if self._unhealthy_reason is not None:
-            raise EngineUnhealthy(self._unhealthy_reason)
-        if self._closing:
-            raise ShuttingDown("the server is shutting down")
 
     @property
     def room(self) -> WaitingRoom:

@@ -20,7 +20,7 @@ from scheduler.admission import check_form, check_size
 from scheduler.audit import AuditStatus
 from scheduler.config import SchedulerConfig
 from scheduler.engine import MAX_BUFFERED_BATCHES
-from scheduler.errors import EngineUnhealthy, ShuttingDown
+from scheduler.errors import EngineUnhealthy
 from scheduler.handle import RequestHandle
 from scheduler.readers import Readers
 from scheduler.remote.messages import (
@@ -40,6 +40,7 @@ from scheduler.remote.messages import (
 )
 from scheduler.request import ChoiceEvent, EngineRequest
 from scheduler.room import Reservation, WaitingRoom
+from scheduler.standing import Standing
 from scheduler.stats import StepRecord
 
 logger = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ class CallFailed(Exception):
     """A function of the engine's process raised; the message is one line."""
 
 
-class RemoteEngine:
+class RemoteEngine(Standing):
     """See scheduler.interface. ``sock`` leads to the engine's process, which is ready and belongs to this object.
 
     Who waits is counted here, so that requests are refused without asking: what the engine said last, and what is on
@@ -99,6 +100,7 @@ class RemoteEngine:
         max_buffered_batches: int = MAX_BUFFERED_BATCHES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__()
         self.on_step = on_step
         self.told: Mapping[str, Any] = {}  # what the engine's process said of itself last
         self.room = WaitingRoom(config.max_waiting_requests, config.max_waiting_tokens, self._queued)
@@ -120,21 +122,7 @@ class RemoteEngine:
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._status = Status()
         self._heard = clock()
-        self._closing = False
         self._ended: bool | None = None  # whether in order
-        self._unhealthy_reason: str | None = None
-
-    @property
-    def healthy(self) -> bool:
-        return self._unhealthy_reason is None
-
-    @property
-    def unhealthy_reason(self) -> str | None:
-        return self._unhealthy_reason
-
-    @property
-    def accepting(self) -> bool:
-        return self.healthy and not self._closing
 
     @property
     def seconds_since_progress(self) -> float:
@@ -156,12 +144,6 @@ class RemoteEngine:
             raise RuntimeError("the engine was started before")
         self._heard = self._clock()
         self._connecting = asyncio.get_running_loop().create_task(self._connect(), name="engine process")
-
-    def check_accepting(self) -> None:
-        if self._unhealthy_reason is not None:
-            raise EngineUnhealthy(self._unhealthy_reason)
-        if self._closing:
-            raise ShuttingDown("the server is shutting down")
 
     def reserve(self, num_requests: int, num_tokens: int) -> Reservation:
         self.check_accepting()
