@@ -9,10 +9,10 @@ from torch import Tensor
 
 from bench.faults.faults import Faults, InjectedFault
 from kvcache.manager import KVCacheManager
-from kvcache.storage import KVStorage, PlaneSpec
 from kvcache.table import BlockTable
 from model.batch import PackedBatch
-from model.interface import Executor, ForwardOutput, ModelInfo, ReducedHead
+from model.interface import Executor, ForwardOutput, ReducedHead
+from model.wrapped import WrappedExecutor
 from scheduler.request import EngineRequest, TextDecision, TextFilter, TextFilterFactory
 from server.parts import Parts
 from server.worker import WorkerProcess
@@ -98,27 +98,12 @@ def _salt(table: BlockTable) -> tuple[str, ...]:
     return (salt, salt.partition("/")[2])
 
 
-class FaultyExecutor:
+class FaultyExecutor(WrappedExecutor):
     """In front of the target's forward."""
 
     def __init__(self, executor: Executor, faults: Faults) -> None:
-        self._executor = executor
+        super().__init__(executor)
         self._faults = faults
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._executor.info
-
-    @property
-    def kind(self) -> str:
-        return self._executor.kind
-
-    @property
-    def planes(self) -> tuple[PlaneSpec, ...]:
-        return self._executor.planes
-
-    def bind(self, storage: KVStorage) -> None:
-        self._executor.bind(storage)
 
     def forward(
         self,
@@ -130,7 +115,7 @@ class FaultyExecutor:
     ) -> ForwardOutput:
         if self._faults.anything:
             self._faults.pass_by("verify", frozenset(batch.input_ids.tolist()))
-        return self._executor.forward(batch, capture_layers=capture_layers, num_layers=num_layers, head=head)
+        return super().forward(batch, capture_layers=capture_layers, num_layers=num_layers, head=head)
 
 
 class FaultyDrafter:
