@@ -6,7 +6,9 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
+
+from starlette.requests import Request
 
 from scheduler.audit import AuditConfig
 from scheduler.errors import AdmissionError, EngineUnhealthy, QueueFull, RequestTooLarge, ShuttingDown
@@ -15,7 +17,7 @@ from scheduler.request import EngineRequest
 from scheduler.room import Reservation
 from server.audits import AuditReporter
 from server.auth.keys import NO_KEYS, ApiKeys
-from server.body import BodyMemory
+from server.body import BodyMemory, read_json_object
 from server.chat.template import ChatTemplate
 from server.comeback import ComeBack
 from server.deadline import Deadline
@@ -31,6 +33,8 @@ from specdec.describe import describe_drafter
 
 GUESSED_ROUNDS = 1.5  # times in a second that a seat becomes free, until it has been measured
 MAX_TEXTS = 64  # that /tokenize and /detokenize work on at one time
+T = TypeVar("T")
+
 _SIZE_REASONS = {CONTEXT_LENGTH: "context_length", KV_CAPACITY: "kv_capacity"}  # by the code of the answer
 
 
@@ -118,6 +122,16 @@ class Service:
         """Raises APIError 503 if the server is shutting down."""
         if self.draining:
             raise self.refusal(ShuttingDown("the server is shutting down"))
+
+    async def read(self, request: Request, parse: Callable[[dict[str, Any]], T]) -> T:
+        """``parse`` of the request's body; see :func:`server.body.read_json_object`. Raises APIError."""
+        return await read_json_object(
+            request,
+            max_bytes=self.settings.max_body_bytes,
+            deadline=self.settings.body_timeout,
+            memory=self.bodies,
+            parse=parse,
+        )
 
     def deadline(self, timeout: float | None, arrival_time: float) -> Deadline:
         """Of a request that asks for ``timeout`` seconds, if it does."""

@@ -7,7 +7,6 @@ import uuid
 
 from fastapi import APIRouter, Request, Response
 
-from server.body import read_json_object
 from server.chat.completion import begin_chat
 from server.chat.schema import CHAT_NOT_SUPPORTED, ChatRequest, parse_chat
 from server.openapi import GENERATING, describe
@@ -33,13 +32,7 @@ def chat_router(service: Service) -> APIRouter:
     async def create_chat_completion(request: Request) -> Response:
         """Answer a conversation."""
         settings = service.settings
-        parsed = await read_json_object(
-            request,
-            max_bytes=settings.max_body_bytes,
-            deadline=settings.body_timeout,
-            memory=service.bodies,
-            parse=parse_chat,
-        )
+        parsed = await service.read(request, parse_chat)
         if settings.log_prompts:
             logger.info("messages %r", parsed.messages, extra={"request_id": request.state.request_id})
         state, arrival_time = request.state, request.state.arrival_time

@@ -7,7 +7,6 @@ import uuid
 
 from fastapi import APIRouter, Request, Response
 
-from server.body import read_json_object
 from server.completion import begin_completion
 from server.openapi import GENERATING, describe
 from server.routes.answering import respond
@@ -33,13 +32,7 @@ def completions_router(service: Service) -> APIRouter:
     async def create_completion(request: Request) -> Response:
         """Complete a prompt, or several."""
         settings = service.settings
-        parsed = await read_json_object(
-            request,
-            max_bytes=settings.max_body_bytes,
-            deadline=settings.body_timeout,
-            memory=service.bodies,
-            parse=parse_completion,
-        )
+        parsed = await service.read(request, parse_completion)
         if settings.log_prompts:
             logger.info("prompts %r", parsed.prompt, extra={"request_id": request.state.request_id})
         state, arrival_time = request.state, request.state.arrival_time

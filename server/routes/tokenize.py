@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from server.body import read_json_object
 from server.large_json import dump_answer
 from server.openapi import POST, describe
 from server.service import Service
@@ -26,12 +24,6 @@ from server.tokenizing import (
 
 def tokenize_router(service: Service) -> APIRouter:
     router = APIRouter(tags=["tokens"])
-    read = partial(
-        read_json_object,
-        max_bytes=service.settings.max_body_bytes,
-        deadline=service.settings.body_timeout,
-        memory=service.bodies,
-    )
 
     @router.post(
         "/tokenize",
@@ -39,7 +31,7 @@ def tokenize_router(service: Service) -> APIRouter:
     )
     async def create_tokens(request: Request) -> Response:
         """The ids of a text or of a chat."""
-        parsed = await read(request, parse=parse_tokenize)
+        parsed = await service.read(request, parse_tokenize)
         with service.counting_text():
             if isinstance(parsed, TokenizeChatRequest):
                 return await _json(await tokenize_chat(parsed, service))
@@ -48,7 +40,7 @@ def tokenize_router(service: Service) -> APIRouter:
     @router.post("/detokenize", **describe(TextAnswer, body=DetokenizeRequest, errors=POST, facts=service.facts))
     async def create_text(request: Request) -> Response:
         """The text of ids."""
-        parsed = await read(request, parse=parse_detokenize)
+        parsed = await service.read(request, parse_detokenize)
         with service.counting_text():
             return await _json(await detokenize(parsed, service.tokenizer, service.facts))
 
