@@ -16,7 +16,8 @@ from model.errors import ModelError
 from model.source_error import ModelSourceError
 from server.commands import Command, CommandError, find_commands
 from server.ending import INTERRUPTED_CODE, TERMINATED_CODE, Ended, ended_by_signals
-from server.settings import Settings, SettingsError, choices_of, default_text, flag_name, is_switch, load_settings
+from server.setting_flags import choices_of, default_text, flag_name, is_switch
+from server.settings import Settings, SettingsError, load_settings
 from server.version import VERSION
 
 if TYPE_CHECKING:

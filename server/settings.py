@@ -1,7 +1,8 @@
 """Every setting of the server, once: its type, default, bounds and description.
 
 Precedence: command-line flags, then ``TRUEDRAFT_*`` environment variables, then the file named by ``--config``
-(TOML or YAML), then the defaults here. ``--help`` and docs/settings.md are made from these fields.
+(TOML or YAML), then the defaults here. ``--help`` and docs/settings.md are made from these fields
+(server.setting_flags).
 """
 
 from __future__ import annotations
@@ -10,11 +11,10 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import yaml
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
-from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -23,28 +23,16 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from server.sizes import parse_size
+
 ENV_PREFIX = "TRUEDRAFT_"
 DEFAULT_MODEL = "default"
 
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
-_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _ORIGIN = re.compile(r"\*|https?://[A-Za-z0-9.\-]+(:\d+)?|https?://\[[0-9A-Fa-f:]+\](:\d+)?")
 
 
 class SettingsError(ValueError):
     """A setting that cannot be used; the message is one line that names it and holds its value."""
-
-
-def parse_size(value: str | int) -> int:
-    """Bytes of ``"512MiB"``, ``"2G"`` (powers of 1024 with or without the i) or a plain number."""
-    if isinstance(value, bool):
-        raise ValueError(f"{value!r} is not a size")
-    if isinstance(value, int):
-        return value
-    match = _SIZE.fullmatch(value)
-    if match is None:
-        raise ValueError(f"{value!r} is not a size; write bytes or a number with KiB, MiB, GiB or TiB")
-    return int(float(match[1]) * 1024 ** _POWERS[match[2].lower()])
 
 
 class Settings(BaseSettings):
@@ -403,7 +391,7 @@ class Settings(BaseSettings):
         return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=dict(cls._file_values))
 
 
-SECRETS = frozenset({"ssl_keyfile_password"})
+SECRETS = frozenset(name for name, info in Settings.model_fields.items() if SecretStr in get_args(info.annotation))
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
@@ -452,57 +440,3 @@ def _one_line(exc: ValidationError) -> str:
     # A secret of the wrong type is a secret, too.
     value = "**********" if name in SECRETS else repr(error["input"])
     return f"{name} = {value[:80]}: {message[0].lower()}{message[1:]}"
-
-
-def flag_name(field: str) -> str:
-    return "--" + field.replace("_", "-")
-
-
-def is_switch(info: FieldInfo) -> bool:
-    return info.annotation is bool
-
-
-def choices_of(info: FieldInfo) -> tuple[str, ...] | None:
-    return get_args(info.annotation) if get_origin(info.annotation) is Literal else None
-
-
-def default_text(info: FieldInfo) -> str:
-    """The default as a person would write it."""
-    if info.default is None or info.default == ():
-        return "unset"
-    if isinstance(info.default, bool):
-        return "on" if info.default else "off"
-    return str(info.default)
-
-
-def settings_markdown() -> str:
-    """docs/settings.md, whole."""
-    lines = [
-        "# Settings",
-        "",
-        "Each setting is a flag of `truedraft serve`, an environment variable, or a line of the file that `--config`",
-        "names (TOML or YAML). A flag wins over the environment, the environment over the file, the file over the",
-        "default. A switch is turned off by `--no-` and its name. This page is made from the code:",
-        "`python -m server.settings > docs/settings.md`.",
-        "",
-        "| flag | environment | default | meaning |",
-        "|---|---|---|---|",
-    ]
-    for field, info in Settings.model_fields.items():
-        choices = choices_of(info)
-        meaning = (info.description or "") + (f" One of: {', '.join(f'`{c}`' for c in choices)}." if choices else "")
-        lines.append(f"| `{flag_name(field)}` | `{ENV_PREFIX}{field.upper()}` | `{default_text(info)}` | {meaning} |")
-    lines += [
-        "",
-        f"`{ENV_PREFIX}HOME` is the folder for fetched models and built kernels (by default `truedraft` in the user's",
-        f"cache folder); it is no setting of the server alone, so it has no flag. `{ENV_PREFIX}KERNELS` (`torch` or",
-        "`off`) holds for the other commands too.",
-        "",
-        f"`{ENV_PREFIX}API_KEYS` holds API keys as `name:key,name:key`, beside those of `--api-keys-file`. It has no",
-        "flag: everybody on the machine sees the flags of a process.",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    print(settings_markdown(), end="")

@@ -11,7 +11,7 @@ import pytest
 from server.chat.schema import CHAT_NOT_SUPPORTED, OF_TEMPLATES, ChatRequest
 from server.metrics import PREFIX, Metrics
 from server.schemas import NOT_SUPPORTED, CompletionRequest
-from server.settings import settings_markdown
+from server.setting_flags import settings_markdown
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from server.metrics import REJECTIONS
-from server.settings import Settings, default_text, flag_name
+from server.setting_flags import default_text, flag_name
+from server.settings import Settings
 from tests.test_docs import codes, table_rows
 
 PAGE = (Path(__file__).parents[1] / "docs" / "limits.md").read_text("utf-8")

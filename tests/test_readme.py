@@ -16,7 +16,8 @@ import pytest
 
 from bench.process import server_process
 from bench.quick import COLUMNS
-from server.settings import Settings, flag_name
+from server.setting_flags import flag_name
+from server.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")

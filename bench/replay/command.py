@@ -7,7 +7,8 @@ from pathlib import Path
 
 from bench.replay.record import read_record
 from server.commands import CommandError, Report
-from server.settings import Settings, choices_of, flag_name, load_settings
+from server.setting_flags import choices_of, flag_name
+from server.settings import Settings, load_settings
 
 HELP = "run a recorded request again and compare the ids (exit code 0: the same)"
 

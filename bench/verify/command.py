@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from server.commands import CommandError, Report
-from server.settings import Settings, choices_of, default_text, flag_name
+from server.setting_flags import choices_of, default_text, flag_name
+from server.settings import Settings
 
 if TYPE_CHECKING:
     from bench.verify.draft_model import DraftModel

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from server.cli import build_parser
-from server.settings import Settings, SettingsError, flag_name, load_settings, parse_size
+from server.setting_flags import flag_name
+from server.settings import Settings, SettingsError, load_settings
+from server.sizes import parse_size
 
 
 @pytest.fixture(autouse=True)
