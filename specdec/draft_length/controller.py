@@ -174,7 +174,7 @@ class DraftLengthController:
             choice = self._look_at_costs(chances, choice, rows)
         self._chosen = [(sum(c[:length]), length) for c, length in zip(chances, choice.lengths, strict=True)]
         if self._adaptive:
-            most = min(MOST_SKIPPED, max(tokens, len(self._asks)) // _SEQUENCES_PER_SKIP)
+            most = min(MOST_SKIPPED, tokens // _SEQUENCES_PER_SKIP)
             for ask, length in zip(self._asks, choice.lengths, strict=True):
                 if any(draft.token_ids for draft in ask.drafts):
                     self._pace.decided(ask.seq_id, worth=length > 0, most=most)
