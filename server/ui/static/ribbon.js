@@ -1,0 +1,115 @@
+// The token ribbon: an answer's tokens in the groups that steps emitted, each by where it came from.
+
+import { element } from "./dom.js";
+import { quoted, visible } from "./format.js";
+
+const NAMES = { accepted: "accepted", bonus: "bonus", recovered: "recovered", plain: "plain" };
+const MARKS = { bonus: "+", recovered: "≠", plain: "·" };
+
+/** Where emitted token `i` of a step came from: accepted, bonus, recovered or plain. */
+export function origin(step, i) {
+  if (i < step.accepted) return "accepted";
+  if (!step.drafted.length) return "plain";
+  return step.accepted === step.drafted.length ? "bonus" : "recovered";
+}
+
+export class Ribbon {
+  #box;
+  #onChoose;
+  #steps = [];
+  #chosen = -1;
+  #longest = 1; // draft that the colours have to tell apart
+
+  /** `box` is a listbox, a step of the answer an option of it; `onChoose(step, number)` when one is pointed at. */
+  constructor(box, onChoose) {
+    this.#box = box;
+    this.#onChoose = onChoose;
+    box.addEventListener("keydown", (event) => this.#key(event));
+    box.addEventListener("focus", () => this.#choose(this.#chosen < 0 ? 0 : this.#chosen));
+    for (const type of ["pointerover", "click"]) {
+      box.addEventListener(type, (event) => {
+        const option = event.target.closest("[role=option]");
+        if (option) this.#choose(Number(option.dataset.step));
+      });
+    }
+  }
+
+  clear(longest) {
+    this.#steps = [];
+    this.#chosen = -1;
+    this.#longest = Math.max(longest, 1);
+    this.#box.replaceChildren();
+    this.#box.removeAttribute("aria-activedescendant");
+  }
+
+  add(steps) {
+    for (const step of steps) {
+      this.#box.append(this.#option(step, this.#steps.length));
+      this.#steps.push(step);
+    }
+  }
+
+  #option(step, number) {
+    const option = element("span", {
+      role: "option",
+      class: "step",
+      id: `${this.#box.parentElement.id}-step-${number}`,
+      "aria-selected": "false",
+      "aria-label": spoken(step, number),
+      "data-step": number,
+    });
+    step.texts.forEach((text, i) => {
+      const kind = origin(step, i);
+      const token = element("span", { class: `token ${kind}`, text: visible(text), "data-mark": MARKS[kind] ?? i + 1 });
+      if (kind === "accepted") token.style.setProperty("--depth", Math.min(i / Math.max(Math.min(this.#longest, 8) - 1, 1), 1));
+      option.append(token);
+      if (text.includes("\n")) option.append(element("br"));
+    });
+    return option;
+  }
+
+  #key(event) {
+    const move = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -1, ArrowDown: 1, Home: -Infinity, End: Infinity }[event.key];
+    if (move === undefined || !this.#steps.length) return;
+    event.preventDefault();
+    this.#choose(Math.max(0, Math.min(this.#steps.length - 1, this.#chosen + move)));
+  }
+
+  #choose(number) {
+    const option = this.#box.querySelector(`[data-step="${number}"]`);
+    if (!option) return;
+    this.#box.querySelector("[aria-selected=true]")?.setAttribute("aria-selected", "false");
+    option.setAttribute("aria-selected", "true");
+    this.#box.setAttribute("aria-activedescendant", option.id);
+    this.#chosen = number;
+    if (document.activeElement === this.#box) option.scrollIntoView({ block: "nearest" });
+    this.#onChoose(this.#steps[number], number);
+  }
+}
+
+/** A step in full, for the line below the ribbons. */
+export function detail(step, number) {
+  const emitted = step.texts.map((text, i) => {
+    const kind = origin(step, i);
+    return element("li", {}, element("span", { class: `token ${kind}`, text: visible(text), "data-mark": MARKS[kind] ?? i + 1 }), element("small", { text: NAMES[kind] }));
+  });
+  const rejected = (step.rejected_texts ?? []).map((text) =>
+    element("li", {}, element("span", { class: "token rejected", text: visible(text), "data-mark": "×" }), element("small", { text: "rejected" })),
+  );
+  return [
+    element("p", { class: "detail-head", text: headline(step, number) }),
+    element("ul", { class: "detail-tokens" }, ...emitted, ...rejected),
+  ];
+}
+
+function headline(step, number) {
+  const drafted = step.drafted.length;
+  if (!drafted) return `Step ${number + 1}: nothing drafted`;
+  return `Step ${number + 1}: ${step.drafter || "drafter"} drafted ${drafted}, ${Math.min(step.accepted, drafted)} accepted`;
+}
+
+function spoken(step, number) {
+  const emitted = step.texts.map((text, i) => `${quoted(text)} ${NAMES[origin(step, i)]}`);
+  const rejected = (step.rejected_texts ?? []).map((text) => `${quoted(text)} rejected`);
+  return `${headline(step, number)}. ${[...emitted, ...rejected].join(", ")}`;
+}
