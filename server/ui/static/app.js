@@ -1,6 +1,7 @@
 // The page: who is asked, what is shown, when it is painted.
 
 import { AcceptanceChart } from "./acceptance.js";
+import { Batch } from "./batch.js";
 import { BlockMap } from "./blocks.js";
 import { Client } from "./client.js";
 import { byId, reducedMotion, setText } from "./dom.js";
@@ -14,6 +15,7 @@ import { Timeline } from "./timeline.js";
 
 const PAINT_MS = 100;
 const CALM_MS = 1000; // for who wants less motion
+const STALE = -1; // whatever is shown has to be painted again
 
 const client = new Client();
 const store = new Store();
@@ -22,16 +24,18 @@ const playground = new Playground(client, () => askForKey("The server did not ta
 const now = new Now(store);
 const timeline = new Timeline(byId("timeline-canvas"), byId("timeline-readout"), byId("timeline-empty"), store);
 const acceptance = new AcceptanceChart(byId("acceptance-chart"), byId("acceptance-readout"), byId("acceptance-empty"));
+const batch = new Batch(byId("batch-canvas"), byId("batch-readout"), byId("batch-empty"));
 const blocks = new BlockMap(byId("kv-canvas"), byId("kv-readout"), byId("kv-empty"));
 const recent = new RecentTable(byId("recent-head"), byId("recent-rows"), byId("recent-empty"));
 
 let paused = false;
-let painted = -1;
+let painted = STALE; // the version of the store that is shown
 let lastPaint = 0;
 
 function loop(time) {
   requestAnimationFrame(loop);
-  if (paused || store.version === painted || time - lastPaint < (reducedMotion.matches ? CALM_MS : PAINT_MS)) return;
+  const due = !paused && store.version !== painted && time - lastPaint >= (reducedMotion.matches ? CALM_MS : PAINT_MS);
+  if (!due && painted !== STALE) return;
   lastPaint = time;
   paint();
 }
@@ -39,6 +43,7 @@ function loop(time) {
 function paint() {
   painted = store.version;
   timeline.paint();
+  batch.paint(store.last);
   const { state } = store;
   if (!state) return;
   const { server } = state;
@@ -99,10 +104,10 @@ byId("pause").addEventListener("click", () => {
   setText(byId("pause"), paused ? "Go on" : "Pause");
 });
 
-for (const event of ["themechange", "resize"]) {
-  (event === "resize" ? window : document).addEventListener(event, () => (painted = -1));
-}
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => (painted = -1));
+const repaint = () => (painted = STALE);
+document.addEventListener("themechange", repaint);
+window.addEventListener("resize", repaint);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
 
 // A server with keys is not even asked before there is one.
 if (document.documentElement.dataset.keys === "yes" && !client.hasKey) showStatus("key", "waits for a key");

@@ -40,6 +40,7 @@ export class Playground {
     const first = this.#server === null;
     this.#server = server;
     if (!first) return;
+    byId("run").disabled = false;
     const drafter = byId("drafter");
     const known = server.num_speculative_tokens > 0;
     drafter.replaceChildren(element("option", { value: "", text: "the server's" }));

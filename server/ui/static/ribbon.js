@@ -3,8 +3,7 @@
 import { element } from "./dom.js";
 import { quoted, visible } from "./format.js";
 
-const NAMES = { accepted: "accepted", bonus: "bonus", recovered: "recovered", plain: "plain" };
-const MARKS = { bonus: "+", recovered: "≠", plain: "·" };
+const MARKS = { bonus: "+", recovered: "≠", plain: "·", rejected: "×" };
 
 /** Where emitted token `i` of a step came from: accepted, bonus, recovered or plain. */
 export function origin(step, i) {
@@ -43,10 +42,13 @@ export class Ribbon {
   }
 
   add(steps) {
+    const box = this.#box;
+    const atEnd = box.scrollTop + box.clientHeight >= box.scrollHeight - 8;
     for (const step of steps) {
       this.#box.append(this.#option(step, this.#steps.length));
       this.#steps.push(step);
     }
+    if (atEnd) box.scrollTop = box.scrollHeight;
   }
 
   #option(step, number) {
@@ -60,7 +62,7 @@ export class Ribbon {
     });
     step.texts.forEach((text, i) => {
       const kind = origin(step, i);
-      const token = element("span", { class: `token ${kind}`, text: visible(text), "data-mark": MARKS[kind] ?? i + 1 });
+      const token = tokenOf(text, kind, i);
       if (kind === "accepted") token.style.setProperty("--depth", Math.min(i / Math.max(Math.min(this.#longest, 8) - 1, 1), 1));
       option.append(token);
       if (text.includes("\n")) option.append(element("br"));
@@ -91,15 +93,21 @@ export class Ribbon {
 export function detail(step, number) {
   const emitted = step.texts.map((text, i) => {
     const kind = origin(step, i);
-    return element("li", {}, element("span", { class: `token ${kind}`, text: visible(text), "data-mark": MARKS[kind] ?? i + 1 }), element("small", { text: NAMES[kind] }));
+    return element("li", {}, tokenOf(text, kind, i), element("small", { text: kind }));
   });
   const rejected = (step.rejected_texts ?? []).map((text) =>
-    element("li", {}, element("span", { class: "token rejected", text: visible(text), "data-mark": "×" }), element("small", { text: "rejected" })),
+    element("li", {}, tokenOf(text, "rejected", 0), element("small", { text: "rejected" })),
   );
   return [
     element("p", { class: "detail-head", text: headline(step, number) }),
     element("ul", { class: "detail-tokens" }, ...emitted, ...rejected),
   ];
+}
+
+/** Marked by its kind, an accepted draft by its place. */
+function tokenOf(text, kind, i) {
+  const title = text === "" && "no text of its own: a part of a character, or a special token";
+  return element("span", { class: `token ${kind}`, text: visible(text), title, "data-mark": MARKS[kind] ?? i + 1 });
 }
 
 function headline(step, number) {
@@ -109,7 +117,7 @@ function headline(step, number) {
 }
 
 function spoken(step, number) {
-  const emitted = step.texts.map((text, i) => `${quoted(text)} ${NAMES[origin(step, i)]}`);
+  const emitted = step.texts.map((text, i) => `${quoted(text)} ${origin(step, i)}`);
   const rejected = (step.rejected_texts ?? []).map((text) => `${quoted(text)} rejected`);
   return `${headline(step, number)}. ${[...emitted, ...rejected].join(", ")}`;
 }
