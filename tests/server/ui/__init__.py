@@ -1,0 +1,1 @@
+"""Tests of the page at /ui and of what feeds it."""

@@ -1,0 +1,49 @@
+"""A real browser for the tests of the page, and what they do with it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+PATIENCE_MS = 60_000  # until something is seen; it comes as soon as it is there
+
+
+@contextlib.contextmanager
+def chromium() -> Iterator[Browser]:
+    """The system's own Chromium without a window. CI installs it; elsewhere its tests are skipped without it."""
+    executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if executable is None:
+        pytest.skip("there is no chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable)
+        yield browser
+        browser.close()
+
+
+@dataclass(slots=True)
+class Witness:
+    """What a page asked of whom, and what it complained of."""
+
+    requests: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+    def watch(self, page: Page) -> None:
+        page.on("request", lambda request: self.requests.append(request.url))
+        page.on("console", lambda line: self.complaints.append(line.text) if line.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+
+@contextlib.contextmanager
+def opened(browser: Browser, url: str, *, width: int = 1280, height: int = 900, scheme: str = "light") -> Iterator[Page]:
+    """A new page in a context of its own (no storage of others), of which nothing may be complained."""
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
+    context.set_default_timeout(PATIENCE_MS)
+    page = context.new_page()
+    page.goto(url)
+    yield page
+    context.close()
