@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from kvcache.block_map import PARTLY
 from kvcache.observer import CacheObserver
 from kvcache.pool import BlockPool
 from kvcache.prefix import HashFunction, PrefixEntry, PrefixHasher, pack_token_ids, sha256
@@ -43,6 +44,7 @@ class KVCacheStats:
     evictions: int = 0  # cached contents given up, since the start
     block_size: int = 1
     used_slots: int | None = None  # slots of used blocks that hold KV; None: stats() got no tables
+    shared_blocks: int = 0  # used blocks that several tables refer to
 
     @property
     def usage(self) -> float:
@@ -237,7 +239,20 @@ class KVCacheManager:
             evictions=self._pool.num_evictions,
             block_size=self.block_size,
             used_slots=None if tables is None else self._used_slots(list(tables)),
+            shared_blocks=self._pool.num_shared,
         )
+
+    def block_map(self, tables: Iterable[tuple[BlockTable, int]]) -> str:
+        """One character a block, see kvcache.block_map; private blocks are not in it. ``tables`` as for :meth:`stats`.
+
+        O(blocks), and allocates as much: to be looked at now and then, not in every step.
+        """
+        states = self._pool.states()
+        for table, num_computed in tables:
+            if not table.private:
+                for block in table.blocks[num_computed // self.block_size :]:
+                    states[block] = PARTLY
+        return states.decode("ascii")
 
     def check_integrity(self, tables: Iterable[BlockTable]) -> None:
         """Raise AssertionError unless every block is free, cached or owned by exactly its referencing ``tables``."""

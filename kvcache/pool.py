@@ -15,7 +15,9 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 
+from kvcache.block_map import CACHED, OF_REFERENCES
 from kvcache.observer import CacheObserver
 from kvcache.prefix import PrefixEntry
 
@@ -29,6 +31,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self._observer = observer
         self.num_evictions = 0  # cached blocks whose content was given up, since the start
+        self.num_shared = 0  # used blocks with more than one reference
         self._references = [0] * num_blocks
         self._entry_of: list[PrefixEntry | None] = [None] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: block 0 goes first
@@ -83,6 +86,8 @@ class BlockPool:
             if block not in self._lru:
                 raise ValueError(f"block {block} is free: its content is gone")
             del self._lru[block]
+        elif references == 1:
+            self.num_shared += 1
         self._references[block] = references + 1
         if self._observer is not None:
             self._observer.acquired(block)
@@ -96,6 +101,7 @@ class BlockPool:
         if self._observer is not None:
             self._observer.released(block)
         if references > 1:
+            self.num_shared -= references == 2
             return
         entry = self._entry_of[block]
         if entry is None:
@@ -104,6 +110,17 @@ class BlockPool:
             self._lru[block] = None
         else:
             self._drop_duplicate(entry, block)
+
+    def states(self) -> bytearray:
+        """The state of each block, in kvcache.block_map's letters. O(blocks), most of it at C speed."""
+        try:
+            states = bytearray(self._references)
+        except ValueError:  # a block with more than 255 holders
+            states = bytearray(map(min, self._references, repeat(255)))
+        states = states.translate(OF_REFERENCES)
+        for block in self._lru:
+            states[block] = CACHED
+        return states
 
     def find(self, block_hash: bytes, parent: PrefixEntry | None, salt: bytes, packed_ids: bytes) -> PrefixEntry | None:
         """The entry with this hash, if its content is the one asked for. Changes nothing."""
@@ -175,6 +192,7 @@ class BlockPool:
                 assert self._entries.get(entry.hash) is entry, f"block {block}: its entry is not in the map"
                 assert entry.block == block or (block in (entry.duplicates or {}) and references == 1), block
         assert not counts, f"held blocks outside the pool: {dict(counts)}"
+        assert self.num_shared == sum(references > 1 for references in self._references), self.num_shared
         order = {block: i for i, block in enumerate(self._lru)}
         for key, entry in self._entries.items():
             assert key == entry.hash, f"entry of block {entry.block} is filed under another hash"

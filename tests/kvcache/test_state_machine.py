@@ -7,6 +7,7 @@ sequence would have written there: warm equals cold.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from hypothesis import HealthCheck, settings
@@ -148,6 +149,22 @@ class KVCacheMachine(RuleBasedStateMachine):
         assert stats.used_blocks == len(held)
         slots = {life.table.slot(p) for life in self.model.lives for p in range(life.num_computed)}
         assert stats.used_slots == len(slots)
+        holders = Counter(block for life in self.model.lives for block in life.table.blocks)
+        assert stats.shared_blocks == sum(count > 1 for count in holders.values())
+
+    @invariant()
+    def the_block_map_tells_each_block(self) -> None:
+        if not hasattr(self, "manager"):
+            return
+        lives = [life for life in self.model.lives if life.table.blocks]
+        shown = self.manager.block_map((life.table, life.num_computed) for life in lives)
+        stats = self.manager.stats()
+        assert (shown.count("."), shown.count("c")) == (stats.free_blocks, stats.cached_blocks)
+        holders = Counter(block for life in lives for block in life.table.blocks)
+        partly = {block for life in lives for block in life.table.blocks[life.num_computed // self.size :]}
+        for block, letter in enumerate(shown):
+            held = "p" if block in partly else "s" if holders[block] > 1 else "u" if holders[block] else ".c"
+            assert letter in held, (block, letter, held)
 
     @invariant()
     def committed_blocks_still_hold_what_was_verified(self) -> None:

@@ -143,17 +143,43 @@ def test_a_wrong_number_is_refused_by_name(http: httpx.Client, after: str) -> No
     assert refused.json()["error"]["param"] == "after"
 
 
-def test_with_keys_every_datum_needs_one_and_the_page_itself_none(tiny_model: Path, model_home: Path) -> None:
-    with (
-        running(build_service(tiny_model, model_home, keys=KEYS)) as base,
-        httpx.Client(base_url=base, timeout=60, trust_env=False) as http,
-    ):
-        for path in ("/ui/state", "/ui/feed", "/ui/nothing", "/ui//state"):
-            assert http.get(path).status_code == 401, path
-        assert http.get("/ui").status_code == 200
-        assert http.get("/ui/state", headers=bearer(ALICE)).status_code == 200
-        with http.stream("GET", "/ui/feed", headers=bearer(ALICE)) as response:
-            assert until(feed_of(response), "steps")["steps"] == []
+@pytest.fixture(scope="module")
+def keyed_service(tiny_model: Path, model_home: Path) -> Service:
+    return build_service(tiny_model, model_home, keys=KEYS)
+
+
+@pytest.fixture(scope="module")
+def keyed(keyed_service: Service) -> Iterator[httpx.Client]:
+    with running(keyed_service) as base, httpx.Client(base_url=base, timeout=60, trust_env=False) as client:
+        yield client
+
+
+def test_with_keys_every_datum_needs_one_and_the_page_itself_none(keyed: httpx.Client) -> None:
+    for path in ("/ui/state", "/ui/feed", "/ui/nothing", "/ui//state"):
+        assert keyed.get(path).status_code == 401, path
+    assert keyed.get("/ui").status_code == 200
+    assert keyed.get("/ui/state", headers=bearer(ALICE)).status_code == 200
+    with keyed.stream("GET", "/ui/feed", headers=bearer(ALICE)) as response:
+        assert until(feed_of(response), "steps")["steps"] == []
+
+
+def test_a_feed_ends_when_the_server_does_but_not_before_its_last_request(
+    keyed: httpx.Client, keyed_service: Service
+) -> None:
+    with keyed.stream("GET", "/ui/feed", headers=bearer(ALICE)) as response:
+        events = feed_of(response)
+        until(events, "steps")
+        body = {**WORK, "max_tokens": 400, "stream": True}
+        with httpx.Client(base_url=keyed.base_url, timeout=60, headers=bearer(ALICE), trust_env=False) as other:
+            try:
+                with other.stream("POST", "/v1/completions", json=body) as answer:
+                    until(events, "steps")
+                    keyed_service.draining = True
+                    answer.read()
+                seen = [*events]
+            finally:
+                keyed_service.draining = False
+    assert "requests" in dict(seen), "it ended before the request did"
 
 
 def test_no_ui_leaves_nothing_of_it(tiny_model: Path, model_home: Path) -> None:
