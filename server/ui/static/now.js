@@ -1,4 +1,4 @@
-// The tiles: how the server stands now, with the last minute beside what changes fast.
+// The tiles: how the server stands now, with the last two minutes behind what changes fast.
 
 import { setText, svg } from "./dom.js";
 import { fixed, isNumber, ms, percent, whole } from "./format.js";
@@ -11,20 +11,22 @@ export class Now {
   #store;
   #series = { running: [], waiting: [], tokens_per_s: [], kv_used: [] };
   #sampled = null; // when a point was added last, on the server's clock
+  #seen = 0; // the last step that went into one
 
   constructor(store) {
     this.#store = store;
   }
 
   paint() {
-    const { state, last } = this.#store;
+    const { state } = this.#store;
     const { server } = state;
-    const [free, used, cached] = last ? last.kv : [state.now.kv.free, state.now.kv.used, state.now.kv.cached];
+    const last = this.#store.last?.n > state.seq ? this.#store.last : null; // whichever is newer
+    const kv = last ? last.kv : [state.now.kv.free, state.now.kv.used, state.now.kv.cached];
     const values = {
       running: last?.running ?? state.now.running,
       waiting: last?.waiting ?? state.now.waiting,
       tokens_per_s: state.now.tokens_per_s,
-      kv_used: used / Math.max(free + used + cached, 1),
+      kv_used: share(kv),
     };
     show("running", whole(values.running));
     show("max_running", `of ${whole(server.max_running)}`);
@@ -34,19 +36,33 @@ export class Now {
     show("acceptance_length", fixed(state.now.acceptance_length, 2));
     show("expected_speedup", fixed(state.now.expected_speedup, 2));
     show("kv_used", percent(values.kv_used));
-    show("kv_total", `${whole(used)} of ${whole(server.num_blocks)}`);
+    show("kv_total", `${whole(kv[1])} of ${whole(server.num_blocks)}`);
     this.#sample(values, server.uptime_s);
   }
 
   #sample(values, time) {
     if (time === this.#sampled) return; // one point a state, so that the line is even in time
     this.#sampled = time;
+    const newest = this.#store.last?.n ?? 0;
+    const steps = newest < this.#seen ? [] : this.#store.steps.filter((step) => step.n > this.#seen); // started again
+    this.#seen = newest;
+    // The most of it between two points, or short requests would fall through.
+    const peaks = { ...values };
+    for (const step of steps) {
+      peaks.running = Math.max(peaks.running, step.running);
+      peaks.waiting = Math.max(peaks.waiting, step.waiting);
+      peaks.kv_used = Math.max(peaks.kv_used, share(step.kv));
+    }
     for (const [name, points] of Object.entries(this.#series)) {
-      points.push(isNumber(values[name]) ? values[name] : 0);
+      points.push(isNumber(peaks[name]) ? peaks[name] : 0);
       if (points.length > POINTS) points.shift();
       draw(document.querySelector(`[data-spark=${name}]`), points, name === "kv_used" ? 1 : null);
     }
   }
+}
+
+function share([free, used, cached]) {
+  return used / Math.max(free + used + cached, 1);
 }
 
 function show(name, text) {

@@ -29,6 +29,8 @@ export class Playground {
     });
     byId("run-form").addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("run-form").requestSubmit();
+    });
+    document.addEventListener("keydown", (event) => {
       if (event.key === "Escape") this.#abort?.abort();
     });
     byId("stop").addEventListener("click", () => this.#abort?.abort());
@@ -40,7 +42,7 @@ export class Playground {
     const first = this.#server === null;
     this.#server = server;
     if (!first) return;
-    byId("run").disabled = false;
+    byId("run").setAttribute("aria-disabled", "false");
     const drafter = byId("drafter");
     const known = server.num_speculative_tokens > 0;
     drafter.replaceChildren(element("option", { value: "", text: "the server's" }));
@@ -103,7 +105,7 @@ export class Playground {
   }
 
   #setRunning(running) {
-    byId("run").disabled = running;
+    byId("run").setAttribute("aria-disabled", String(running)); // and not disabled, which would lose the focus
     byId("stop").hidden = !running;
     byId("outcome").setAttribute("aria-busy", String(running));
     if (!running) return;
