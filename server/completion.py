@@ -20,6 +20,8 @@ from server.resolve import ResolvedCompletion, build_requests, check_limits, mos
 from server.schemas import CompletionRequest, GenerationRequest
 from server.service import Service
 from server.sse import DONE, data_event
+from server.tracing.asked import note_queued
+from server.tracing.trace import RequestTrace
 
 logger = logging.getLogger("truedraft.completions")
 
@@ -34,10 +36,11 @@ async def begin_completion(
     arrival_time: float,
     deadline: Deadline | None = None,
     key: str | None = None,
+    trace: RequestTrace | None = None,
 ) -> Completion:
     """Check it, reserve room for it, tokenize and queue it. Raises APIError, at the latest when ``deadline`` passes.
 
-    ``key`` names the API key that the request came with.
+    ``key`` names the API key that the request came with; ``trace`` hears what was queued.
     """
     with service.counting_refusals():
         check_limits(request, service.facts, service.settings)
@@ -48,6 +51,7 @@ async def begin_completion(
         choices = build_choices(resolved, request, service.tokenizer)
         with service.charged(resolved.engine_requests, key) as engine_requests:
             events = service.submit(engine_requests, reservation)
+            note_queued(trace, request, engine_requests, service.facts.names[0])
     return Completion(
         service,
         request,

@@ -12,10 +12,10 @@ from server.resolve import ModelFacts
 from server.settings import Settings
 from server.version import VERSION
 
-# Paths of the machine, and secrets: nobody's business. The models' names are told beside the settings.
+# Paths of the machine, addresses behind it, and secrets: nobody's business. The models' names are told elsewhere.
 PRIVATE = {
     "model", "draft_model", "audit_store", "api_keys_file",
-    "ssl_certfile", "ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs",
+    "ssl_certfile", "ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs", "otlp_endpoint",
 }  # fmt: skip
 
 

@@ -14,14 +14,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.body import too_large
 from server.errors import APIError, bad_request
+from server.log_queue import REQUEST_IDS
+from server.tracing.parent import read_parent
+from server.tracing.tracing import Tracing
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:\-]")
 MAX_REQUEST_ID = 128
 _BODY_REFUSED = (413, 503)
 MAX_DISCARDED_BYTES = 64 * 1024**2  # of a body that is too large
 DISCARD_SECONDS = 5.0
-_POLLED = ("/health", "/live", "/metrics")  # by machines, every few seconds
-_LOGGED = ("key", "completion_tokens")  # what inner layers say of a request; also of one whose client has left
+_POLLED = ("/health", "/live", "/metrics", "/ui/state")  # by machines, every few seconds
+_LOGGED = ("answer_id", "key", "completion_tokens")  # what inner layers say of a request, also if its client left
 
 logger = logging.getLogger("truedraft.access")
 
@@ -33,10 +36,14 @@ def clean_request_id(value: str | None) -> str:
 
 
 class EdgeMiddleware:
-    """Outermost: everything that answers carries ``X-Request-Id``, errors of the inner layers included."""
+    """Outermost: everything that answers carries ``X-Request-Id``, errors of the inner layers included.
 
-    def __init__(self, app: ASGIApp) -> None:
+    Every log line that is written for a request has its ids. Its trace, if it has one, is ``scope["state"]["trace"]``.
+    """
+
+    def __init__(self, app: ASGIApp, tracing: Tracing | None = None) -> None:
         self.app = app
+        self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -46,6 +53,15 @@ class EdgeMiddleware:
         request_id = clean_request_id(headers.get(b"x-request-id", b"").decode("latin-1"))
         scope.setdefault("state", {})["request_id"] = request_id
         scope["state"]["arrival_time"] = started = time.monotonic()
+        parent = read_parent(scope["headers"]) if b"traceparent" in headers else None
+        trace = None
+        if self._tracing is not None:
+            trace = self._tracing.begin(scope["method"], scope["path"], request_id, started, parent)
+        scope["state"]["trace"] = trace
+        ids = {"request_id": request_id}
+        if (known := trace or parent) is not None:
+            ids["trace_id"] = known.trace_id
+        before = REQUEST_IDS.set(ids)
         status = 0
         complete = body_ended = False
 
@@ -70,7 +86,7 @@ class EdgeMiddleware:
         try:
             await self.app(scope, receive_body, send_with_id)
         except Exception:
-            logger.exception("a request failed", extra={"request_id": request_id})
+            logger.exception("a request failed", extra=ids)
             if complete:
                 return  # a 500, by whom the exception passed
             if status:
@@ -84,12 +100,16 @@ class EdgeMiddleware:
                 scope["path"][:256].encode("unicode_escape").decode("ascii"),
                 status,
                 extra={
-                    "request_id": request_id,
+                    **ids,
                     "status": status,
                     "seconds": round(time.monotonic() - started, 6),
                     **{name: scope["state"][name] for name in _LOGGED if scope["state"].get(name) is not None},
                 },
             )
+            if trace is not None and self._tracing is not None:
+                trace.answer_id = scope["state"].get("answer_id")
+                self._tracing.ended(trace, status=status, complete=complete, key=scope["state"].get("key"))
+            REQUEST_IDS.reset(before)
 
 
 class BodyCapMiddleware:

@@ -8,6 +8,8 @@ import sys
 import time
 from typing import Any
 
+from server.log_queue import QueuedHandler
+
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 
 ROOMS = ("kvcache", "model", "specdec", "scheduler")  # whose loggers are named like their modules
@@ -22,11 +24,17 @@ def _timestamp(record: logging.LogRecord) -> str:
     return f"{whole}.{int(record.msecs):03d}Z"
 
 
+def _exception(formatter: logging.Formatter, record: logging.LogRecord) -> str | None:
+    """A record that waited has it in words already."""
+    return record.exc_text or (formatter.formatException(record.exc_info) if record.exc_info else None)
+
+
 class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         extras = "".join(f" {name}={value}" for name, value in _extras(record).items())
         line = f"{_timestamp(record)} {record.levelname.lower()} {record.name}: {record.getMessage()}{extras}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        exception = _exception(self, record)
+        return line if exception is None else f"{line}\n{exception}"
 
 
 class JsonFormatter(logging.Formatter):
@@ -38,17 +46,21 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
             **_extras(record),
         }
-        if record.exc_info:
-            entry["exception"] = self.formatException(record.exc_info)
+        exception = _exception(self, record)
+        if exception is not None:
+            entry["exception"] = exception
         return json.dumps(entry, default=str, ensure_ascii=False)
 
 
 def configure_logging(level: str, log_format: str) -> None:
-    """Send the log to stderr. Called once by the command line, never on import."""
-    handler = logging.StreamHandler(sys.stderr)
+    """Send the log to stderr, from a thread of its own. Called once by the command line, never on import."""
+    handler = QueuedHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     root = logging.getLogger()
-    root.handlers[:] = [handler]
+    before, root.handlers[:] = root.handlers[:], [handler]
+    for other in before:
+        if isinstance(other, QueuedHandler):
+            other.close()
     # Libraries are only heard when they warn.
     root.setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()]))
     for name in ("truedraft", *ROOMS, "uvicorn"):

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 from server.app import create_app
 from server.assemble import Report, StartError
 from server.connections import KEEP_ALIVE_SECONDS, allow_connections, http_protocol
+from server.log_queue import flush_log
 from server.service import Service
 from server.settings import Settings
 from server.tls import tls_options, uses_tls
@@ -221,6 +222,7 @@ def _arm_timer(seconds: float) -> None:
 def _leave(code: int) -> NoReturn:
     """Without waiting for the model thread, which a step may hold."""
     try:
+        flush_log()
         sys.stdout.flush()
         sys.stderr.flush()
     except (OSError, RuntimeError):  # nobody reads, or a signal has interrupted a write

@@ -21,6 +21,8 @@ from server.resolve import (
 )
 from server.service import Service
 from server.tools.plan import ToolPlan
+from server.tracing.asked import note_queued
+from server.tracing.trace import RequestTrace
 
 
 async def begin_chat(
@@ -30,9 +32,10 @@ async def begin_chat(
     arrival_time: float,
     deadline: Deadline | None = None,
     key: str | None = None,
+    trace: RequestTrace | None = None,
 ) -> Completion:
     """Check it, reserve room for it, render, tokenize and queue it. Raises APIError, at the latest when ``deadline``
-    passes. ``key`` names the API key that the request came with.
+    passes. ``key`` names the API key that the request came with; ``trace`` hears what was queued.
     """
     with service.counting_refusals():
         check_chat_limits(request, service)
@@ -51,6 +54,7 @@ async def begin_chat(
         open_ended = request.output_limit is None
         with service.charged(resolved.engine_requests, key, open_ended=open_ended) as engine_requests:
             events = service.submit(engine_requests, reservation)
+            note_queued(trace, request, engine_requests, service.facts.names[0])
     return Completion(
         service,
         request,

@@ -21,6 +21,7 @@ from scheduler.remote.engine import TELL
 from scheduler.remote.host import EngineHost, Function
 from server.ending import Ended, ended_by_signals
 from server.engine import BuiltEngine, build_engine, open_models
+from server.log_queue import flush_log
 from server.logs import configure_logging
 from server.remote.grammars import PREPARE
 from server.remote.hello import Begin, Line, Listener, Ready, Refused, say
@@ -50,6 +51,7 @@ def main(descriptor: int, lifeline: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):  # when to end is for the server to say
         signal.signal(number, _ignore)
     in_order = asyncio.run(EngineHost(built.scheduler, built.step, functions(built)).run(sock))
+    flush_log()
     sys.stderr.flush()
     os._exit(0 if in_order else 1)  # a step may still run
 
@@ -79,7 +81,11 @@ def functions(built: BuiltEngine) -> dict[str, Function]:
 def tell(built: BuiltEngine) -> dict[str, Any]:
     """How the engine stands now, beyond its records: plain data."""
     status = built.scheduler.audit_status
-    return {"audit": None if status is None else asdict(status), "speculation": dict(built.speculation())}
+    return {
+        "audit": None if status is None else asdict(status),
+        "speculation": dict(built.speculation()),
+        "oldest_arrival": built.scheduler.oldest_arrival,
+    }
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:

@@ -37,7 +37,8 @@ def chat_router(service: Service) -> APIRouter:
             logger.info("messages %r", parsed.messages, extra={"request_id": request.state.request_id})
         state, arrival_time = request.state, request.state.arrival_time
         deadline = service.deadline(parsed.timeout, arrival_time)
-        beginning = begin_chat(service, parsed, f"chatcmpl-{uuid.uuid4().hex}", arrival_time, deadline, state.key)
+        state.answer_id = f"chatcmpl-{uuid.uuid4().hex}"  # for the access log
+        beginning = begin_chat(service, parsed, state.answer_id, arrival_time, deadline, state.key, state.trace)
         return await respond(request, beginning, stream=parsed.stream, send_timeout=settings.send_timeout)
 
     return router

@@ -37,7 +37,8 @@ def completions_router(service: Service) -> APIRouter:
             logger.info("prompts %r", parsed.prompt, extra={"request_id": request.state.request_id})
         state, arrival_time = request.state, request.state.arrival_time
         deadline = service.deadline(parsed.timeout, arrival_time)
-        beginning = begin_completion(service, parsed, f"cmpl-{uuid.uuid4().hex}", arrival_time, deadline, state.key)
+        state.answer_id = f"cmpl-{uuid.uuid4().hex}"  # for the access log
+        beginning = begin_completion(service, parsed, state.answer_id, arrival_time, deadline, state.key, state.trace)
         return await respond(request, beginning, stream=parsed.stream, send_timeout=settings.send_timeout)
 
     return router

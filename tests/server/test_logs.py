@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from server.log_queue import QueuedHandler, flush_log
 from server.logs import configure_logging
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -20,6 +21,9 @@ def _as_before() -> Iterator[None]:
     handlers, level = root.handlers[:], root.level
     levels = {name: logging.getLogger(name).level for name in names}
     yield
+    for handler in root.handlers:
+        if isinstance(handler, QueuedHandler):
+            handler.close()
     root.handlers[:] = handlers
     root.setLevel(level)
     for name, before in levels.items():
@@ -29,6 +33,7 @@ def _as_before() -> Iterator[None]:
 def shown(name: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
     for level in LEVELS:
         logging.getLogger(name).log(logging.getLevelNamesMapping()[level.upper()], "said at %s", level)
+    flush_log(60)
     text = capsys.readouterr().err
     return [level for level in LEVELS if f"said at {level}" in text]
 
@@ -46,3 +51,17 @@ def test_libraries_are_heard_when_they_warn_unless_only_errors_are_wanted(
 ) -> None:
     configure_logging(level, "text")
     assert shown("some.package", capsys) == (["error"] if level == "error" else ["warning", "error"])
+
+
+def test_the_log_can_be_configured_again_and_the_one_before_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging("info", "text")
+    (before,) = logging.getLogger().handlers
+    configure_logging("info", "json")
+    (after,) = logging.getLogger().handlers
+    logging.getLogger("truedraft.run").info("once")
+    before.handle(logging.makeLogRecord({"msg": "too late"}))
+    flush_log(60)
+    shown = capsys.readouterr().err
+    assert shown.count("once") == 1
+    assert "too late" not in shown
+    assert isinstance(after, QueuedHandler)
