@@ -14,6 +14,7 @@ import tokenizers
 from transformers import AutoTokenizer
 
 from model.errors import ModelError
+from model.panics import panics_as_errors
 from model.token_length import BYTE_LETTERS, TokenLengthBound
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
@@ -62,6 +63,7 @@ class Tokenizer:
         """Ids of ``text``. Special tokens written in the text become their ids."""
         return self.encode_many((text,), add_special_tokens)[0]
 
+    @panics_as_errors
     def encode_many(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         """``encode`` of each text. With a Rust backend, other threads run meanwhile."""
         if self._rust is not None:
@@ -86,6 +88,7 @@ class Tokenizer:
             found.append(ids)
         return found
 
+    @panics_as_errors
     def _encode_without_added(self, texts: Sequence[str]) -> list[list[int]]:
         if self._plain is not None:
             return [list(each.ids) for each in self._plain.encode_batch_fast(list(texts), add_special_tokens=False)]
@@ -112,6 +115,7 @@ class Tokenizer:
             raise ModelError(f"the chat template refuses the messages: {_first_line(error)}") from error
         return str(text)
 
+    @panics_as_errors
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of ``token_ids``, with U+FFFD for bytes that are no UTF-8. Ids without a piece give no text."""
         if self._rust is not None:
@@ -122,6 +126,7 @@ class Tokenizer:
                 self._hf.decode(known, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
             )
 
+    @panics_as_errors
     def decode_many(self, lists: Sequence[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
         """``decode`` of each list. With a Rust backend, other threads run meanwhile."""
         if self._rust is not None:
@@ -130,6 +135,7 @@ class Tokenizer:
             return [str(text) for text in found]
         return [self.decode(ids, skip_special_tokens) for ids in lists]
 
+    @panics_as_errors
     def token_piece(self, token_id: int) -> str | None:
         """The vocabulary's own spelling, e.g. ``"Ġworld"``; None for an id without a piece."""
         if self._rust is not None:

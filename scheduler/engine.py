@@ -199,9 +199,12 @@ class Engine(Standing):
                     self._wake.clear()
                     self._idle.set()
                     await self._wake.wait()
-        except Exception as error:
-            logger.exception("the engine loop failed")
-            self._die(f"the engine failed ({type(error).__name__})")
+        except BaseException as error:  # not an Exception alone: nothing runs any more, whatever ended it
+            if not (self._stopping and isinstance(error, asyncio.CancelledError)):
+                logger.exception("the engine loop failed")
+                self._die(f"the engine failed ({type(error).__name__})")
+            if isinstance(error, asyncio.CancelledError):
+                raise
         finally:
             self._idle.set()
 

@@ -10,6 +10,8 @@ from importlib.metadata import version
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from model.panics import is_panic, panics_as_errors
+
 LIBRARY = f"llguidance {version('llguidance')}"  # another version may allow other tokens
 MAX_GRAMMAR_BYTES = 128 * 1024
 # About 1 kB each, shared by the matchers of a grammar: a schema of an everyday kind needs some hundreds.
@@ -49,8 +51,8 @@ class GrammarCompiler:
             raise NoGrammars("the model has no end-of-text token")
         try:
             self._tokenizer = _tokenizer(text)
-        except BaseException as error:  # a panic of the library's is no Exception
-            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+        except BaseException as error:
+            if not (isinstance(error, Exception) or is_panic(error)):
                 raise
             raise NoGrammars(f"its tokenizer cannot be used for grammars: {first_line(str(error))}") from error
         self.vocab_size = text.vocab_size
@@ -123,6 +125,7 @@ class GrammarCache:
     def __contains__(self, grammar: str) -> bool:
         return grammar in self._held
 
+    @panics_as_errors
     def matcher(self, grammar: str, *, anew: bool = False) -> LLMatcher:
         """A new matcher at the start. Raises GrammarError.
 

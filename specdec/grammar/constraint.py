@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+from model.panics import panics_as_errors
 from specdec.constraint import TokenConstraint
 from specdec.errors import SamplingError
 from specdec.grammar.compiler import GrammarCache, GrammarError
@@ -25,13 +26,16 @@ class GrammarConstraint(TokenConstraint):
     def applies(self, sequence: Sequence) -> bool:
         return sequence.params.grammar is not None
 
+    @panics_as_errors
     def mask(self, sequence: Sequence, drafts: Seq[int]) -> Mask | None:
         """Raises SamplingError if the grammar cannot be compiled or is too complex."""
         return self._place(sequence, drafts).mask()
 
+    @panics_as_errors
     def num_allowed(self, sequence: Sequence, drafts: Seq[int]) -> int:
         return self._place(sequence, ()).num_allowed(drafts[:MAX_CHECKED_DRAFTS])
 
+    @panics_as_errors
     def forced(self, sequence: Sequence, limit: int) -> list[int]:
         try:
             return self._place(sequence, ()).forced(limit)
