@@ -1,4 +1,5 @@
-"""Child processes that never outlive what started them: an exception, a signal or the end of this process ends them.
+"""Child processes that never outlive what started them: an exception, a signal or the end of this process ends them,
+also one that leaves it no time to do anything (see ``_tie``).
 
 A signal's handler runs in the main thread only, between two bytecodes. A main thread that waits in a system call may
 so miss a signal that came just before the call, and one that is inside ``Popen`` would lose the child that was just
@@ -8,6 +9,7 @@ made. Therefore children are made and waited for in other threads, and the calle
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -93,29 +95,36 @@ class Children:
 
         Raises ChildrenEnded, OSError, or subprocess.TimeoutExpired after ``timeout`` seconds (the child is ended then).
         """
-        with self._lock:
-            if self._ended:
-                raise ChildrenEnded(f"{command[0]} was not started")
-            # A group of its own: a compiler's driver, for one, leaves its children running when it is ended alone.
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=subprocess.PIPE,
-                env=env,
-                text=True,
-                errors="replace",
-                process_group=0,
-            )
-            self._running.add(process)
-        with process:
-            try:
-                _, errors = process.communicate(timeout=timeout)
-            finally:
-                with self._lock:
-                    self._running.discard(process)
-                    if process.returncode is None:
-                        _end_groups([process])
+        lifeline, ours = os.pipe()
+        try:
+            with self._lock:
+                if self._ended:
+                    raise ChildrenEnded(f"{command[0]} was not started")
+                # A group of its own: a compiler's driver, for one, leaves its children running when it is ended alone.
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=subprocess.PIPE,
+                    env=env,
+                    text=True,
+                    errors="replace",
+                    process_group=0,
+                    pass_fds=(lifeline,),
+                )
+                _tie(process, lifeline)
+                self._running.add(process)
+            with process:
+                try:
+                    _, errors = process.communicate(timeout=timeout)
+                finally:
+                    with self._lock:
+                        self._running.discard(process)
+                        if process.returncode is None:
+                            _end_groups([process])
+        finally:
+            os.close(lifeline)
+            os.close(ours)
         return subprocess.CompletedProcess(command, process.returncode, None, errors)
 
     def end(self) -> None:
@@ -123,6 +132,15 @@ class Children:
         with self._lock:
             self._ended = True
             _end_groups(self._running)
+
+
+def _tie(process: subprocess.Popen[str], lifeline: int) -> None:
+    """Have the kernel end the process and all that it started when the other end of ``lifeline`` is closed, as it is
+    when this process ends: SIGIO, which ends whoever does not know it, goes to its group. It must have inherited it.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -process.pid)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def _end_groups(processes: Iterable[subprocess.Popen[str]]) -> None:

@@ -70,6 +70,30 @@ def test_a_child_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     assert alive(str(tmp_path)) == []
 
 
+_PARENT = """
+import sys
+from model.children import Children
+
+with Children() as children:
+    children.run_all([lambda: children.run(sys.argv[1:])])
+"""
+
+
+def test_no_child_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    parent = subprocess.Popen([sys.executable, "-c", _PARENT, "sh", "-c", STUBBORN, "sh", str(there)])
+    try:
+        wait_for(there)
+        assert len(alive(str(there))) >= 2  # itself, and the shell; sleep does not name it
+    finally:
+        parent.kill()
+        parent.wait(30)
+    deadline = time.monotonic() + 30
+    while alive(str(there)):
+        assert time.monotonic() < deadline, "a child is left"
+        time.sleep(0.01)
+
+
 def test_who_leaves_without_unwinding_can_end_all_children_from_any_thread(tmp_path: Path) -> None:
     there = tmp_path / "there"
 
