@@ -1,4 +1,4 @@
-"""The letters of a block map: what each block of a KV cache is at one moment, a character a block, for people to look at.
+"""The letters of a block map: what each block of a KV cache is at one moment, a character a block.
 
 ::
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from scheduler.audit import AuditStatus
+from scheduler.errors import EngineUnhealthy
 from scheduler.handle import RequestHandle
 from scheduler.isolation import joined
 from scheduler.readers import MakeHandle, Readers
@@ -89,6 +90,7 @@ class Engine(Standing):
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._lookers: list[asyncio.Future[str]] = []  # who waits for a block map
         self._readers = Readers(self.abort, max_buffered_batches, make_handle)
         self._stopping = False
         self._failures = 0  # steps in a row
@@ -99,6 +101,11 @@ class Engine(Standing):
     def seconds_since_progress(self) -> float:
         """Since the last step ended or work came to an idle engine; 0 while idle. For a watchdog."""
         return 0.0 if self._idle.is_set() else self._clock() - self._progress_time
+
+    @property
+    def oldest_arrival(self) -> float | None:
+        """When the one that has waited longest of the requests of which no choice has run arrived; None without any."""
+        return self.scheduler.oldest_arrival
 
     @property
     def audit_status(self) -> AuditStatus | None:
@@ -148,6 +155,15 @@ class Engine(Standing):
         """Write where every thread of this process stands to stderr."""
         faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
 
+    async def block_map(self) -> str:
+        """What each block of the KV cache is, see kvcache.block_map, between two steps. Raises EngineUnhealthy."""
+        if self._task is None or self._task.done() or not self.healthy:
+            raise EngineUnhealthy(self._unhealthy_reason or "the engine does not run")
+        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._lookers.append(future)
+        self._wake.set()
+        return await future
+
     async def call(self, function: Callable[[], T]) -> T:
         """Run ``function`` in the model thread, between two steps."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
@@ -187,6 +203,8 @@ class Engine(Standing):
     async def _loop(self) -> None:
         try:
             while True:
+                if self._lookers:
+                    self._show_blocks()
                 if self.scheduler.has_work:
                     await self._run_step()
                 elif released := self.scheduler.take_released():
@@ -207,6 +225,25 @@ class Engine(Standing):
                 raise
         finally:
             self._idle.set()
+            for future in self._lookers:
+                if not future.done():
+                    future.set_exception(EngineUnhealthy(self._unhealthy_reason or "the engine has ended"))
+
+    def _show_blocks(self) -> None:
+        """No step runs now, so the KV cache is the scheduler's."""
+        lookers, self._lookers = self._lookers, []
+        waiting = [future for future in lookers if not future.done()]  # others have left
+        if not waiting:
+            return
+        try:
+            shown = self.scheduler.block_map()
+        except Exception as error:  # it is only for looking at
+            logger.exception("the block map failed")
+            for future in waiting:
+                future.set_exception(RuntimeError(f"the block map failed ({type(error).__name__})"))
+            return
+        for future in waiting:
+            future.set_result(shown)
 
     async def _run_step(self) -> None:
         began = self._clock()

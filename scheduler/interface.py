@@ -36,6 +36,10 @@ class EngineInterface(Protocol):
         """Since the last step ended or work came to an idle engine; 0 while idle. For a watchdog."""
 
     @property
+    def oldest_arrival(self) -> float | None:
+        """When the one that has waited longest of the requests of which no choice has run arrived; None without any."""
+
+    @property
     def audit_status(self) -> AuditStatus | None:
         """None without audits."""
 
@@ -63,6 +67,12 @@ class EngineInterface(Protocol):
 
     async def refresh(self) -> None:
         """Bring up to date what is told of the engine between its records (``audit_status``, its speculation)."""
+
+    async def block_map(self) -> str:
+        """What each block of the KV cache is, see kvcache.block_map: a moment between two steps.
+
+        Raises EngineUnhealthy if there is no engine to ask; what an engine's process does not do is a CallFailed.
+        """
 
     async def shutdown(self, drain: bool = True, timeout: float = 30.0, grace: float = 5.0) -> bool:  # noqa: ASYNC109
         """Take nothing new; with ``drain`` let the requests finish for at most ``timeout`` seconds; abort the rest.

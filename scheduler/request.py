@@ -62,6 +62,15 @@ class EngineRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTrace:
+    """Where the tokens of one step come from: drafts that were accepted first, then at most one of the target's own."""
+
+    draft_token_ids: tuple[int, ...]  # that were verified
+    num_accepted: int  # of the event's tokens
+    drafter: str = ""  # whose drafts; empty without
+
+
+@dataclass(frozen=True, slots=True)
 class ChoiceEvent:
     """New committed tokens of one choice, or its end, or its failure."""
 
@@ -77,6 +86,7 @@ class ChoiceEvent:
     error: str | None = None
     error_type: ErrorType = "server"  # with error: whose fault it is
     timing: ChoiceTiming | None = None  # with finish_reason
+    trace: StepTrace | None = None  # of the step that the tokens are from, if it was asked for
 
 
 @dataclass(frozen=True, slots=True)

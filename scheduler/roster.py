@@ -43,6 +43,13 @@ class Roster:
         self._blocked: tuple[Choice, int] | None = None
 
     @property
+    def oldest_arrival(self) -> float | None:
+        """Of the requests of which no choice has run; None without any."""
+        if not self.num_unstarted:
+            return None
+        return min(group.request.arrival_time for group in self.groups.values() if not group.started)
+
+    @property
     def num_seats(self) -> int:
         """Free ones."""
         return self.max_num_seqs - len(self.running)
@@ -139,7 +146,15 @@ class Roster:
         group.num_open -= 1
         last = group.num_open == 0
         self.tally.finished.append(
-            FinishedChoice(request_id, choice.index, reason, choice.timing(now), now, last_of_request=last)
+            FinishedChoice(
+                request_id,
+                choice.index,
+                reason,
+                choice.timing(now),
+                now,
+                last_of_request=last,
+                key=choice.sequence.seq_id,
+            )
         )
         if last:
             self._mark_started(group)

@@ -29,7 +29,7 @@ from scheduler.choice import Choice, RequestGroup
 from scheduler.config import SchedulerConfig
 from scheduler.planner import Planner
 from scheduler.preemption import ForcedPreemption, PreemptEveryStep, PreemptNever
-from scheduler.request import ChoiceEvent, EngineRequest, TextDecision, TextFilterFactory
+from scheduler.request import ChoiceEvent, EngineRequest, StepTrace, TextDecision, TextFilterFactory
 from scheduler.retry import Mark, live_items, mark
 from scheduler.room import Reservation, WaitingRoom
 from scheduler.roster import Roster
@@ -101,6 +101,11 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Choices without a seat, preempted ones among them."""
         return len(self._roster.choices) - len(self._roster.running)
+
+    @property
+    def oldest_arrival(self) -> float | None:
+        """When the one that has waited longest of the requests of which no choice has run arrived; None without any."""
+        return self._roster.oldest_arrival
 
     @property
     def num_waiting_requests(self) -> int:
@@ -299,6 +304,12 @@ class Scheduler:
             audits_enabled=self._told_enabled,
         )
 
+    def block_map(self) -> str:
+        """What each block of the KV cache is now, see kvcache.block_map. Not while a step runs."""
+        return self._manager.block_map(
+            (choice.sequence.table, choice.sequence.num_computed) for choice in self._roster.running
+        )
+
     def check_integrity(self) -> None:
         """Raise AssertionError unless seats, queue, groups and blocks agree. Not while a step runs elsewhere."""
         self._roster.check_integrity([] if self._audits is None else self._audits.sequences)
@@ -350,6 +361,7 @@ class Scheduler:
             prompt_logprobs=prompt_logprobs,
             finish_reason="stop" if decision.stopped else output.finish_reason,
             stop_reason=decision.stop_reason if decision.stopped else output.stop_token_id,
+            trace=None if output.draft_token_ids is None else _trace(output, kept),
         )
         if event.finish_reason is not None:
             self._roster.finish(choice, event.finish_reason, now)
@@ -392,7 +404,9 @@ class Scheduler:
             else:
                 tally.inter_token_seconds.append(gap)
         tally.num_generation_tokens += kept
-        tally.sequences.append(SequenceStep(kept, item.max_drafts, output.num_drafted, accepted, output.drafter))
+        tally.sequences.append(
+            SequenceStep(kept, item.max_drafts, output.num_drafted, accepted, output.drafter, output.seq_id)
+        )
 
     def _end(
         self, choice: Choice, reason: str, now: float, error: str | None, error_type: ErrorType = "server"
@@ -407,3 +421,8 @@ class Scheduler:
             error_type=error_type,
             timing=choice.timing(now),
         )
+
+
+def _trace(output: SequenceOutput, kept: int) -> StepTrace:
+    assert output.draft_token_ids is not None
+    return StepTrace(output.draft_token_ids, min(output.num_accepted, kept), output.drafter)

@@ -18,6 +18,7 @@ class FinishedChoice:
     timing: ChoiceTiming
     finish_time: float  # same clock as the timing
     last_of_request: bool  # no other choice of the request is still open
+    key: int = -1  # as in SequenceStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class SequenceStep:
     num_drafted: int  # the draft length that was chosen: drafts verified
     num_accepted: int
     drafter: str = ""  # whose drafts; empty without
+    key: int = -1  # of the choice: the same in all its steps, and of no other; says nothing of what it is about
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from server.detokenize import IncrementalText
 from server.logprobs import LogprobsBuilder, prompt_logprobs
 from server.resolve import ResolvedCompletion, ResolvedPrompt, Tokenizer
 from server.schemas import CompletionRequest
+from server.step_trace import traced_steps
 from specdec.plan import TokenLogprobs
 
 
@@ -63,6 +64,8 @@ class ChoiceAnswer:
             piece["token_ids"] = list(event.token_ids)
             if first:
                 piece["prompt_token_ids"] = list(self._prompt.token_ids)
+        if self._request.traced:
+            piece["speculation"] = {"steps": traced_steps(event, self._tokenizer)}
         if first and self._request.echo:
             piece["text"] = self._prompt_text() + event.text
         if first and self._request.prompt_logprobs is not None:
@@ -86,6 +89,8 @@ class ChoiceAnswer:
             }
         if "token_ids" in whole:
             whole["token_ids"] = [token_id for piece in pieces for token_id in piece["token_ids"]]
+        if "speculation" in whole:
+            whole["speculation"] = {"steps": [step for piece in pieces for step in piece["speculation"]["steps"]]}
         return whole
 
     @property

@@ -1,4 +1,4 @@
-"""The command line: ``truedraft serve``, ``fetch``, ``build-kernels``, ``--version``, and the commands of bench/.
+"""The command line: ``truedraft serve``, ``fetch``, ``build-kernels``, ``top``, ``--version``, and bench/'s commands.
 
 The latter come by entry points (server.commands), as server/ does not know bench/.
 """
@@ -18,6 +18,7 @@ from server.commands import Command, CommandError, find_commands
 from server.ending import INTERRUPTED_CODE, TERMINATED_CODE, Ended, ended_by_signals
 from server.setting_flags import choices_of, default_text, flag_name, is_switch
 from server.settings import Settings, SettingsError, load_settings
+from server.top import command as top
 from server.version import VERSION
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def main(argv: Sequence[str] | None = None, serve_settings: Callable[[Settings],
 
     ``serve_settings`` is what ``serve`` does with its settings; None: :func:`serve`.
     """
-    others = find_commands()
+    others: dict[str, Command] = {"top": top, **find_commands()}
     arguments = vars(build_parser(others).parse_args(argv))
     name = arguments.pop("command")
     with ended_by_signals(report, end_all_children) as tell:

@@ -166,6 +166,11 @@ def _check_speculation(request: GenerationRequest, facts: ModelFacts) -> None:
     speculation = request.speculation
     if speculation is None:
         return
+    if speculation.trace and request.token_by_token:
+        raise bad_request(
+            "speculation.trace cannot be combined with stream_options.one_token_per_chunk: it tells of steps, not tokens",
+            "speculation.trace",
+        )
     count = speculation.num_speculative_tokens
     if count is not None and count > facts.num_speculative_tokens:
         raise bad_request(
@@ -402,6 +407,7 @@ def _sampling_params(
         prompt_logprobs=request.num_prompt_logprobs,
         num_speculative_tokens=None if speculation is None else speculation.num_speculative_tokens,
         drafter=None if speculation is None else speculation.drafter,
+        trace_drafts=request.traced,
     )
 
 

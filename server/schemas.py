@@ -39,6 +39,7 @@ class Speculation(Strict):
 
     num_speculative_tokens: int | None = Field(None, ge=0, le=INT32_MAX)
     drafter: str | None = Field(None, min_length=1, max_length=64)
+    trace: bool = False  # the answer tells where its tokens come from
 
 
 class Prediction(Strict):
@@ -130,6 +131,11 @@ class GenerationRequest(Strict):
     def num_prompt_logprobs(self) -> int | None:
         """Alternatives needed with each prompt token; None: the prompt is not scored."""
         return self.prompt_logprobs
+
+    @property
+    def traced(self) -> bool:
+        """Whether the answer tells of each step what was drafted."""
+        return self.speculation is not None and self.speculation.trace
 
     @property
     def token_by_token(self) -> bool:

@@ -29,6 +29,8 @@ from server.rate import RateLimiter, unlimited
 from server.resolve import CONTEXT_LENGTH, KV_CAPACITY, ModelFacts, Tokenizer
 from server.settings import Settings
 from server.tools.plan import ToolSupport
+from server.tracing.tracing import Tracing
+from server.ui.feed import Feed
 from specdec.describe import describe_drafter
 
 GUESSED_ROUNDS = 1.5  # times in a second that a seat becomes free, until it has been measured
@@ -58,6 +60,8 @@ class Service:
     audit: AuditConfig | None = None
     keys: ApiKeys = NO_KEYS
     limiter: RateLimiter = field(default_factory=unlimited)
+    tracing: Tracing | None = None  # None: requests have no traces
+    feed: Feed | None = None  # what the page and ``truedraft top`` watch; None: they are off
     draining: bool = False
     comeback: ComeBack = field(init=False)
     bodies: BodyMemory = field(init=False)

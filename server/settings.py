@@ -29,6 +29,7 @@ ENV_PREFIX = "TRUEDRAFT_"
 DEFAULT_MODEL = "default"
 
 _ORIGIN = re.compile(r"\*|https?://[A-Za-z0-9.\-]+(:\d+)?|https?://\[[0-9A-Fa-f:]+\](:\d+)?")
+_ENDPOINT = re.compile(r"https?://([A-Za-z0-9._\-]+|\[[0-9A-Fa-f:]+\])(:\d+)?(/[A-Za-z0-9._~/\-]*)?")
 
 
 class SettingsError(ValueError):
@@ -246,8 +247,8 @@ class Settings(BaseSettings):
         None,
         description="File of API keys, one a line: a name and the key, or `sha256:` and the key's digest, in "
         "hexadecimal, and limits of its own, as `requests=60` or `tokens=none`. With keys, every request needs one but "
-        "those to `/live` and `/health`. Unset, and `TRUEDRAFT_API_KEYS` too: whoever reaches the port may use the "
-        "server.",
+        "those to `/live`, `/health` and the files of the page `/ui`. Unset, and `TRUEDRAFT_API_KEYS` too: whoever "
+        "reaches the port may use the server.",
     )
     metrics_without_key: bool = Field(False, description="Answer `/metrics` to those who have no API key, too.")
     share_cache_between_keys: bool = Field(
@@ -271,6 +272,11 @@ class Settings(BaseSettings):
         (),
         description="Origins whose web pages may use the server, separated by commas, as `https://app.example`; `*` "
         "for all. Empty: none (no CORS headers).",
+    )
+    metrics_alias: Literal["none", "vllm"] = Field(
+        "none",
+        description="`vllm`: `/metrics` tells the metrics that vLLM has too a second time, under vLLM's names, for "
+        "dashboards and autoscalers made for it.",
     )
     ssl_certfile: Path | None = Field(
         None, description="Certificate of the server, PEM, with its chain: the port speaks HTTPS."
@@ -308,6 +314,15 @@ class Settings(BaseSettings):
         description="Seconds without progress after which a running step, or the event loop, counts as frozen: the "
         "server exits.",
     )
+    ui: bool = Field(
+        True,
+        description="Serve the page `/ui`, which shows speculation at work, and what feeds it and `truedraft top`.",
+    )
+    otlp_endpoint: str | None = Field(
+        None,
+        description="Send traces of requests to this OpenTelemetry receiver (OTLP over HTTP), as "
+        "`http://collector:4318`; needs the extra `otel`. Unset: no traces, at no cost.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe log line shown.")
     log_format: Literal["text", "json"] = Field("text", description="Log lines as text or as one JSON object each.")
     log_prompts: bool = Field(False, description="Write prompts to the log. Off: no text of a request is logged.")
@@ -319,6 +334,16 @@ class Settings(BaseSettings):
     def _split_names(cls, value: object) -> object:
         if isinstance(value, str):
             return tuple(name.strip() for name in value.split(",") if name.strip())
+        return value
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _check_endpoint(cls, value: str | None) -> str | None:
+        if value is not None and not _ENDPOINT.fullmatch(value):
+            raise ValueError(
+                "write it as http://collector:4318 or https://host/path, without a name or password; headers for the "
+                "receiver go into OTEL_EXPORTER_OTLP_HEADERS"
+            )
         return value
 
     @field_validator("cors_origins")

@@ -38,8 +38,21 @@ class PromptLogprob(Shape):
     decoded_token: str
 
 
+class TracedStep(Shape):
+    drafted: list[int]
+    accepted: int = Field(ge=0)
+    drafter: str | None
+    emitted: list[int]
+    texts: list[str]
+    rejected_texts: list[str]
+
+
+class SpeculationTrace(Shape):
+    steps: list[TracedStep]
+
+
 class CompletionChoice(Shape):
-    """The last four are there if the request asked for them; in a stream the prompt's only in the first chunk."""
+    """The last five are there if the request asked for them; in a stream the prompt's only in the first chunk."""
 
     index: int = Field(ge=0)
     text: str
@@ -49,6 +62,7 @@ class CompletionChoice(Shape):
     token_ids: list[int] = []
     prompt_token_ids: list[int] = []
     prompt_logprobs: list[dict[str, PromptLogprob] | None] = []
+    speculation: SpeculationTrace = SpeculationTrace(steps=[])
 
 
 class PromptTokensDetails(Shape):
@@ -151,7 +165,7 @@ class ChatMessage(Shape):
 
 
 class ChatChoiceBase(Shape):
-    """The last three are there if the request asked for them; in a stream the prompt's only in the first chunk."""
+    """The last four are there if the request asked for them; in a stream the prompt's only in the first chunk."""
 
     index: int = Field(ge=0)
     logprobs: ChatLogprobs | None
@@ -160,6 +174,7 @@ class ChatChoiceBase(Shape):
     token_ids: list[int] = []
     prompt_token_ids: list[int] = []
     prompt_logprobs: list[dict[str, PromptLogprob] | None] = []
+    speculation: SpeculationTrace = SpeculationTrace(steps=[])
 
 
 class ChatChoice(ChatChoiceBase):

@@ -34,6 +34,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     num_speculative_tokens: int | None = None  # None: the server's; 0: off for this sequence
     drafter: str | None = None  # None: the server's
+    trace_drafts: bool = False  # each step's output says what was drafted
 
     @property
     def greedy(self) -> bool:

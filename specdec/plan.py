@@ -59,6 +59,7 @@ class SequenceOutput:
     num_drafted: int = 0
     num_accepted: int = 0  # accepted drafts that were emitted
     drafter: str = ""  # whose drafts were verified; empty without drafts
+    draft_token_ids: tuple[int, ...] | None = None  # the drafts, if its params ask for them (trace_drafts)
     finish_reason: str | None = None  # "stop" (a stop token) or "length"
     stop_token_id: int | None = None  # which stop token; it is the last of token_ids
     blocks_trimmed: int = 0
@@ -85,6 +86,8 @@ class StepStats:
     expected_tokens: float | None = None
     expected_seconds: float | None = None
     expected_speedup: float | None = None  # tokens a second, over those of the same step without drafts
+    # What it took to build positions, slots and block_tables (in the stage build), and the mask (in verify).
+    build_seconds: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ SILENCE_SECONDS = 3.0  # after which one that was idle counts as stuck
 REFRESH_SECONDS = 1.0  # in which it has to say how it stands; else what it said before is shown
 LAST_SECONDS = 5.0  # from the end of an engine to the end of its process
 TELL = "tell"  # the call that says how the engine stands
+BLOCK_MAP = "block map"  # the call for what each block of its KV cache is
 
 
 class EngineProcess(Protocol):
@@ -135,6 +136,14 @@ class RemoteEngine(Standing):
         return self._status.seconds_since_progress + silence
 
     @property
+    def oldest_arrival(self) -> float | None:
+        """As it was said last: whoever waited then and is not heard of again waits still."""
+        if self._ended is not None or not self.healthy:
+            return None
+        found = self.told.get("oldest_arrival")
+        return None if found is None else float(found)
+
+    @property
     def audit_status(self) -> AuditStatus | None:
         status = self.told.get("audit")
         return None if status is None else msgspec.convert(status, AuditStatus)
@@ -189,6 +198,9 @@ class RemoteEngine(Standing):
     async def refresh(self) -> None:
         with contextlib.suppress(TimeoutError, EngineUnhealthy, CallFailed):
             self.told = await asyncio.wait_for(self.call(TELL), REFRESH_SECONDS)
+
+    async def block_map(self) -> str:
+        return str(await self.call(BLOCK_MAP))
 
     async def shutdown(self, drain: bool = True, timeout: float = 30.0, grace: float = 5.0) -> bool:  # noqa: ASYNC109
         first = not self._closing

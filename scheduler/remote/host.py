@@ -12,7 +12,7 @@ from typing import Any
 from scheduler.engine import Engine, Step
 from scheduler.errors import AdmissionError
 from scheduler.handle import RequestHandle
-from scheduler.remote.engine import HEARTBEAT_SECONDS
+from scheduler.remote.engine import BLOCK_MAP, HEARTBEAT_SECONDS
 from scheduler.remote.messages import (
     Abort,
     Answer,
@@ -51,7 +51,7 @@ class EngineHost:
         self.engine = Engine(
             scheduler, _PacedStep(step, self._flowing), on_step=self._on_step, make_handle=self._make_handle
         )
-        self._functions = functions
+        self._functions = {BLOCK_MAP: self._block_map, **functions}
         self._frames = FrameReader()
         self._transport: asyncio.Transport | None = None
         self._events: list[ChoiceEvent] = []
@@ -141,6 +141,9 @@ class EngineHost:
             logger.exception("the call %s failed", message.name)
             value, error = None, f"{type(failure).__name__}: {next(iter(str(failure).splitlines()), '')}"
         self._send(Answer(message.number, value, error))
+
+    async def _block_map(self, argument: str) -> str:
+        return await self.engine.block_map()
 
     async def _shutdown(self, message: Shutdown) -> None:
         in_order = await self.engine.shutdown(message.drain, message.timeout, message.grace)

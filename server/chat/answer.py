@@ -10,6 +10,7 @@ from server.chat.logprobs import chat_logprobs
 from server.chat.schema import ChatRequest
 from server.logprobs import prompt_logprobs
 from server.resolve import ResolvedPrompt, Tokenizer
+from server.step_trace import traced_steps
 from server.tools.deltas import Content, Delta, JoinedDeltas, delta_body, merged_body
 
 
@@ -71,6 +72,7 @@ class ChatChoice:
             "finish_reason": None,
             "stop_reason": None,
             **({"token_ids": []} if request.return_token_ids else {}),
+            **({"speculation": {"steps": []}} if request.traced else {}),
         }
 
     def take(self, event: ChoiceEvent, *, keep: bool = True) -> list[dict[str, Any]]:
@@ -128,6 +130,8 @@ class ChatChoice:
             about["logprobs"] = chat_logprobs(event.logprobs or (), self._request.num_logprobs, self._tokenizer)
         if self._request.return_token_ids and event.token_ids:
             about["token_ids"] = list(event.token_ids)
+        if event.trace is not None:
+            about["speculation"] = {"steps": traced_steps(event, self._tokenizer)}
         if event.finish_reason is not None:
             parser = self._parser
             by_itself = event.finish_reason == "stop" and event.stop_reason in self._ends
@@ -155,6 +159,8 @@ class ChatChoice:
                 whole["logprobs"]["content"] += piece["logprobs"]["content"]
             if "token_ids" in piece:
                 whole["token_ids"] += piece["token_ids"]
+            if "speculation" in piece:
+                whole["speculation"]["steps"] += piece["speculation"]["steps"]
             for name in ("prompt_token_ids", "prompt_logprobs"):
                 if name in piece:
                     whole[name] = piece[name]

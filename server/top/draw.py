@@ -95,11 +95,11 @@ def _acceptance(board: Board) -> Panel:
         line = lines[i] if lines is not None and i < len(lines) else None
         pays = line is None or share >= line
         bar = _bar(share, 1.0, 12, "green" if pays else "yellow", mark=line)
-        told = "" if line is None else f"  {'pays' if pays else 'costs'}, from {line:.2f} on"
+        told = "" if line is None else f"  {'pays' if pays else 'costs'} ({line:.2f})"
         table.add_row(str(i + 1), bar + f" {share:.2f}{told}")
     if not shares:
         table.add_row("", "no drafts")
-    return Panel(table, title="accepted up to position", title_align="left")
+    return Panel(table, title="accepted up to position (pays from)", title_align="left")
 
 
 def _kv(board: Board, width: int) -> Panel:

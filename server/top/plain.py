@@ -23,8 +23,8 @@ def plain_lines(board: Board) -> Iterator[str]:
     yield f"accepted by position: {_numbers(acceptance['by_position'])}"
     yield f"break-even by position: {_numbers(acceptance['break_even'])}"
     yield (
-        f"KV blocks: {server['num_blocks']} of {server['block_size']} tokens: {kv['used']} used ({kv['shared']} shared), "
-        f"{kv['cached']} cached, {kv['free']} free; fragmentation {kv['fragmentation']:g}"
+        f"KV blocks: {server['num_blocks']} of {server['block_size']} tokens: {kv['used']} used "
+        f"({kv['shared']} shared), {kv['cached']} cached, {kv['free']} free; fragmentation {kv['fragmentation']:g}"
     )
     if board.block_map:
         yield f"KV block map: {' '.join(f'{count}{letter}' for letter, count in runs(board.block_map))}"

@@ -1,4 +1,4 @@
-"""Keeps a board up to date from two threads, one for the feed and one for the state, and comes back when the server does."""
+"""Keeps a board up to date from two threads, for the feed and for the state, and goes on when the server is back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How steps and finished requests are written in the feed: numbers alone, nothing that a request sent. See docs/ui.md."""
+"""How steps and finished requests are written in the feed: numbers alone, nothing that a request sent (docs/ui.md)."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ def test_each_state_has_its_letter() -> None:
     assert manager.match_prefix(second, [1, 2, 9], 2) == 2
     assert manager.reserve(second, 3)
     shown = manager.block_map([(first, 5), (second, 2)])
-    letters = {block: letter for block, letter in enumerate(shown)}
+    letters = dict(enumerate(shown))
     assert [letters[block] for block in first.blocks] == ["s", "u", "p"]
     assert [letters[block] for block in second.blocks] == ["s", "p"]
     assert sorted(shown) == sorted("supp" + "c" + "...")

@@ -28,7 +28,7 @@ from scheduler.remote.messages import (
     decode_to_engine,
     encode,
 )
-from scheduler.request import ChoiceEvent, ChoiceSpec, ChoiceTiming, EngineRequest
+from scheduler.request import ChoiceEvent, ChoiceSpec, ChoiceTiming, EngineRequest, StepTrace
 from scheduler.stats import FinishedChoice, SequenceStep, StepRecord
 from specdec.params import SamplingParams
 from specdec.plan import StepStats, TokenLogprobs
@@ -53,6 +53,7 @@ PARAMS = SamplingParams(
     prompt_logprobs=0,
     num_speculative_tokens=0,
     drafter="suffix",
+    trace_drafts=True,
 )
 REQUEST = EngineRequest(
     request_id="r-\u00e9",
@@ -70,8 +71,9 @@ REQUEST = EngineRequest(
 )
 TIMING = ChoiceTiming(1.5, 2.5, 3.25, 4.0, 3, 2, 9, 1, 2, 6, 5, (0, 1, 1), 4, (3, 3), (2, 3))
 LOGPROBS = (TokenLogprobs(3, -math.inf, 17, ((3, -0.1), (4, -math.inf))), TokenLogprobs(4, -5e-324, 1, ()))
+TRACE = StepTrace((3, 5), 1, "ngram")
 EVENT = ChoiceEvent(
-    "r", 1, (3, 4), "a\ufffd", ("a", ""), LOGPROBS, LOGPROBS, "stop", 9, "failed", "invalid_request", TIMING
+    "r", 1, (3, 4), "a\ufffd", ("a", ""), LOGPROBS, LOGPROBS, "stop", 9, "failed", "invalid_request", TIMING, TRACE
 )
 CASE = AuditCase(REQUEST, 2, PARAMS, (1, 2), "stop", "\n", LOGPROBS, LOGPROBS, TIMING)
 FINDING = AuditFinding("mismatch", "r", 1, "token_ids", 3, math.inf, CASE, (1,), "length", "failed")
@@ -84,15 +86,15 @@ RECORD = StepRecord(
     num_running=1,
     num_waiting=4,
     num_preemptions=1,
-    kv=KVCacheStats(64, 60, 2, 2, 10, 5, 1, 16, 20),
+    kv=KVCacheStats(64, 60, 2, 2, 10, 5, 1, 16, 20, 1),
     prefix_queries=3,
     prefix_hits=1,
     num_prompt_tokens=3,
     num_generation_tokens=4,
-    sequences=(SequenceStep(2, 4, 3, 1, "ngram"),),
+    sequences=(SequenceStep(2, 4, 3, 1, "ngram", 7),),
     first_token_seconds=(0.5,),
     inter_token_seconds=(0.25, 0.125),
-    finished=(FinishedChoice("r", 1, "stop", TIMING, 5.0, True),),
+    finished=(FinishedChoice("r", 1, "stop", TIMING, 5.0, True, 7),),
     error="raised",
     num_audit_tokens=2,
     audits=(FINDING,),

@@ -47,6 +47,26 @@ class TestCalls:
 
         run(test)
 
+    def test_who_waits_is_what_was_told_last_while_anybody_can_answer(self) -> None:
+        async def test(h: RemoteHarness) -> None:
+            assert h.engine.oldest_arrival is None
+            h.engine.told = {"audit": None, "oldest_arrival": 12.5}
+            assert h.engine.oldest_arrival == 12.5
+            h.engine.give_up("planted")
+            assert h.engine.oldest_arrival is None
+
+        run(test)
+
+    def test_the_block_map_is_that_of_the_other_side(self) -> None:
+        async def test(h: RemoteHarness) -> None:
+            request = build_request(prompt=range(1, 10))
+            check_complete(request, await collect(h.engine.submit(request)))
+            shown = await h.engine.block_map()
+            assert len(shown) == h.bench.manager.num_blocks
+            assert shown.count("c") == h.bench.manager.stats().cached_blocks > 0
+
+        run(test)
+
     def test_the_stacks_of_both_sides_are_dumped(self, capfd: pytest.CaptureFixture[str]) -> None:
         async def test(h: RemoteHarness) -> None:
             h.engine.dump_stacks()

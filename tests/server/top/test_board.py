@@ -41,8 +41,8 @@ def state(seq: int = 40, uptime: float = 100.0, **now: Any) -> dict[str, Any]:
 
 def step(n: int, t: float, *keys: int, verify: float = 0.02) -> dict[str, Any]:
     return {
-        "n": n, "t": t, "s": {"draft": 0.001, "verify": verify}, "rows": 4, "seqs": [[key, 2, 3, 1, "ngram"] for key in keys],
-        "running": len(keys), "waiting": 0, "kv": [4, 3, 1, 1, 0.25],
+        "n": n, "t": t, "s": {"draft": 0.001, "verify": verify}, "rows": 4,
+        "seqs": [[key, 2, 3, 1, "ngram"] for key in keys], "running": len(keys), "waiting": 0, "kv": [4, 3, 1, 1, 0.25],
     }  # fmt: skip
 
 
@@ -132,8 +132,8 @@ def test_everything_is_drawn_at_any_width(width: int) -> None:
 def test_what_is_told_is_told_without_colours() -> None:
     shown = text_of(known())
     assert "80.5" in shown
-    assert "0.80  pays, from 0.20 on" in shown
-    assert "0.10  costs, from 0.20 on" in shown
+    assert "0.80  pays (0.20)" in shown
+    assert "0.10  costs (0.20)" in shown
     assert "uus...pc" in shown
 
 

@@ -27,14 +27,15 @@ TIMING = ChoiceTiming(
     num_drafted=6,
     num_accepted=3,
 )
+STAGE_SECONDS = {
+    "draft": 0.001, "build": 0.002, "verify": 0.02, "accept": 0.003, "rollback": 0.001, "sync": 0.001,
+}  # fmt: skip
 _PLAIN = StepRecord(
     step=StepStats(
         num_rows=12,
-        stage_seconds={
-            "draft": 0.001, "build": 0.002, "verify": 0.02, "accept": 0.003, "rollback": 0.001, "sync": 0.001,
-        },
+        stage_seconds=STAGE_SECONDS,
         expected_speedup=1.5,
-    ),  # fmt: skip
+    ),
     step_seconds=0.03,
     overhead_seconds=0.002,
     num_prefill_tokens=4,
@@ -51,7 +52,7 @@ _PLAIN = StepRecord(
     first_token_seconds=(),
     inter_token_seconds=(),
     finished=(),
-)  # fmt: skip
+)
 
 
 def record(*sequences: SequenceStep, finished: Sequence[FinishedChoice] = (), **changes: Any) -> StepRecord:

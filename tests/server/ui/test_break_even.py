@@ -30,7 +30,7 @@ def test_a_share_above_the_line_brings_more_tokens_a_second_and_one_below_fewer(
 
         def rate(length: int, last: float, i: int = i) -> float:
             """Tokens a second with so many drafts, the last of them accepted with this share."""
-            tokens = 1 + sum(shares[: length - 1]) + (last if length else 0.0)
+            tokens = 1 + sum(shares[: max(0, length - 1)]) + (last if length else 0.0)
             return batch * tokens / (step(batch * (length + 1)) + length * (round_seconds or 0.0))
 
         before = rate(i - 1, shares[i - 2] if i > 1 else 0.0)

@@ -122,8 +122,9 @@ def test_the_block_map_shows_a_request_while_it_runs_and_what_it_leaves(http: ht
 def test_a_feed_that_is_one_too_many_is_refused_and_its_place_comes_back(base: str) -> None:
     with httpx.Client(base_url=base, timeout=60, trust_env=False) as http:
         with contextlib.ExitStack() as opened:
-            for _ in range(MAX_FEEDS):
-                until(opened.enter_context(feed(http)), "steps")
+            held = [opened.enter_context(feed(http)) for _ in range(MAX_FEEDS)]  # a generator that is dropped closes it
+            for events in held:
+                until(events, "steps")
             refused = http.get("/ui/feed")
             assert refused.status_code == 503
             assert refused.json()["error"]["code"] == "overloaded"
