@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -11,9 +12,9 @@ from rich.text import Text
 
 from server.top.board import STAGES, Board, runs, shrunk
 
-NARROW = 96  # columns: below it, panels stand one below the other
-BAR = 24
-MAP_ROWS = 6
+WIDE, MIDDLE = 96, 72  # columns: three panels beside each other, or two; below, one
+LOW = 40  # lines: below it the block map is small
+MAP_ROWS, FEW_MAP_ROWS = 6, 2
 FEWEST_REQUESTS = 3
 _AROUND_REQUESTS = 4  # lines of their panel that are no requests
 _LETTERS = {
@@ -31,32 +32,45 @@ def draw(board: Board, url: str, problem: str | None, width: int, height: int) -
     top = _headline(board, url, problem)
     if board.state is None:
         return Group(top)
-    kv = _kv(board, width - 4)
-    if width < NARROW:
-        rows: list[RenderableType] = [top, _now(board), _stages(board), _acceptance(board), kv]
-        return Group(*rows, _requests(board, FEWEST_REQUESTS))
+    map_rows = MAP_ROWS if height >= LOW else FEW_MAP_ROWS
+    kv = _kv(board, width - 4, map_rows)
+    if width < MIDDLE:
+        return Group(top, _now(board), _acceptance(board), _stages(board), kv, _requests(board, FEWEST_REQUESTS, False))
+    if width < WIDE:
+        parts: list[RenderableType] = [_beside(_now(board), _acceptance(board)), _stage_line(board)]
+    else:
+        parts = [_beside(_now(board), _stages(board), _acceptance(board))]
+    used = 1 + 2 + len(STAGES) + (width < WIDE) + 2 + 1 + map_rows
+    count = max(FEWEST_REQUESTS, height - used - _AROUND_REQUESTS)
+    return Group(top, *parts, kv, _requests(board, count, width >= WIDE))
+
+
+def _beside(*panels: Panel) -> Table:
     grid = Table.grid(expand=True)
-    for _ in range(3):
+    for _ in panels:
         grid.add_column(ratio=1)
-    grid.add_row(_now(board), _stages(board), _acceptance(board))
-    used = 1 + 2 + max(len(STAGES), _num_positions(board)) + 2 + 1 + MAP_ROWS
-    return Group(top, grid, kv, _requests(board, max(FEWEST_REQUESTS, height - used - _AROUND_REQUESTS)))
+    grid.add_row(*panels)
+    return grid
+
+
+def _stage_line(board: Board) -> Text:
+    seconds = board.stage_seconds
+    each = "  ".join(f"{name} {1000 * seconds.get(name, 0.0):.2f}" for name in STAGES)
+    return Text(f" step {1000 * sum(seconds.values()):.1f} ms: {each}", no_wrap=True, overflow="ellipsis")
 
 
 def _headline(board: Board, url: str, problem: str | None) -> Text:
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append("truedraft ", "bold")
+    unready = problem or (None if board.state is None else board.state["server"]["unready"])
+    if unready is not None:
+        text.append(f"! {unready}  ", "bold red")
+    else:
+        text.append("connecting  " if board.state is None else "ready  ", "green")
     if board.state is not None:
         server = board.state["server"]
         text.append(f"{server['model']}  {server['level']}  {server['version']}  up {_duration(server['uptime_s'])}  ")
-    text.append(f"{url}  ", "bright_black")
-    unready = problem or (None if board.state is None else board.state["server"]["unready"])
-    if unready is not None:
-        text.append(f"! {unready}", "bold red")
-    elif board.state is not None:
-        text.append("ready", "green")
-    else:
-        text.append("connecting")
+    text.append(url, "bright_black")
     return text
 
 
@@ -64,7 +78,10 @@ def _now(board: Board) -> Panel:
     assert board.state is not None
     server, now = board.state["server"], board.state["now"]
     table = _pairs()
-    table.add_row("running", _bar(board.running, server["max_running"], 10, "blue") + f" {board.running}")
+    table.add_row(
+        "running",
+        _bar(board.running, server["max_running"], 10, "blue") + f" {board.running} of {server['max_running']}",
+    )
     table.add_row("waiting", Text(str(board.waiting), "bold yellow" if board.waiting else ""))
     table.add_row("tokens/s", f"{now['tokens_per_s']:.1f}")
     table.add_row("acceptance length", _or_none(now["acceptance_length"]))
@@ -102,14 +119,14 @@ def _acceptance(board: Board) -> Panel:
     return Panel(table, title="accepted up to position (pays from)", title_align="left")
 
 
-def _kv(board: Board, width: int) -> Panel:
+def _kv(board: Board, width: int, rows: int) -> Panel:
     assert board.state is not None
     server, kv = board.state["server"], board.state["now"]["kv"]
     legend = Text(no_wrap=True, overflow="ellipsis")
     for letter, (style, name) in _LETTERS.items():
         legend.append(letter, style).append(f" {name}  ")
     shown = Text()
-    for letter, count in runs(shrunk(board.block_map, max(1, width) * MAP_ROWS)):
+    for letter, count in runs(shrunk(board.block_map, max(1, width) * rows)):
         shown.append(letter * count, _LETTERS[letter][0] if letter in _LETTERS else "")
     title = (
         f"KV cache: {server['num_blocks']} blocks, {kv['used']} used ({kv['shared']} shared), {kv['cached']} cached, "
@@ -118,25 +135,30 @@ def _kv(board: Board, width: int) -> Panel:
     return Panel(Group(legend, shown), title=title, title_align="left")
 
 
-def _requests(board: Board, count: int) -> Panel:
+def _requests(board: Board, count: int, whole: bool) -> Panel:
+    """``whole``: with the columns that need a wide terminal."""
+    columns: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
+        ("request", lambda request: f"{request['key']}"),
+        ("ended", lambda request: str(request["finish_reason"])),
+        ("prompt", lambda request: f"{request['prompt_tokens']}"),
+        ("output", lambda request: f"{request['output_tokens']}"),
+        ("TTFT ms", lambda request: _ms(request["ttft_s"])),
+        ("TPOT ms", lambda request: _ms(request["tpot_s"])),
+        ("length", lambda request: _or_none(request["acceptance_length"])),
+    ]
+    if whole:
+        columns += [
+            ("cached", lambda request: f"{request['cached_tokens']}"),
+            ("queue ms", lambda request: _ms(request["queue_s"])),
+            ("all s", lambda request: f"{request['e2e_s']:.2f}"),
+            ("preempted", lambda request: f"{request['preemptions']}"),
+        ]
     table = Table(box=None, expand=True, pad_edge=False)
-    heads = ("request", "ended", "prompt", "cached", "output", "queue ms", "TTFT ms", "TPOT ms", "s", "acc. length")
-    for i, head in enumerate(heads):
+    for i, (head, _) in enumerate(columns):
         table.add_column(head, justify="left" if i < 2 else "right", no_wrap=True)
     for request in list(board.requests)[:count]:
-        table.add_row(
-            f"{request['key']}",
-            request["finish_reason"],
-            f"{request['prompt_tokens']}",
-            f"{request['cached_tokens']}",
-            f"{request['output_tokens']}",
-            _ms(request["queue_s"]),
-            _ms(request["ttft_s"]),
-            _ms(request["tpot_s"]),
-            f"{request['e2e_s']:.2f}",
-            _or_none(request["acceptance_length"]),
-        )
-    return Panel(table, title="finished, newest first", title_align="left")
+        table.add_row(*(cell(request) for _, cell in columns))
+    return Panel(table, title="finished, newest first; length: of acceptance", title_align="left")
 
 
 def _num_positions(board: Board) -> int:
