@@ -25,7 +25,7 @@ export class AcceptanceChart {
     this.#chart.setAttribute("height", height);
     const base = height - MARGIN.bottom;
     const y = (share) => base - Math.min(share, 1) * (base - MARGIN.top);
-    const pitch = (width - MARGIN.left - MARGIN.right) / Math.max(shares.length, 4);
+    const pitch = Math.max(width - MARGIN.left - MARGIN.right, 0) / Math.max(shares.length, 4);
     const drawn = [...grid(width, y)];
     shares.forEach((share, i) => drawn.push(...bar(share, even?.[i], i, pitch, y, shares.length)));
     if (even) drawn.push(...breakEven(even.slice(0, shares.length), pitch, y));

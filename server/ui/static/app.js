@@ -42,6 +42,7 @@ function loop(time) {
 
 function paint() {
   painted = store.version;
+  if (!byId("timeline").clientWidth) return; // not laid out yet, and observed until it is
   timeline.paint();
   batch.paint(store.last);
   const { state } = store;
@@ -106,7 +107,8 @@ byId("pause").addEventListener("click", () => {
 
 const repaint = () => (painted = STALE);
 document.addEventListener("themechange", repaint);
-window.addEventListener("resize", repaint);
+const sizes = new ResizeObserver(repaint);
+for (const chart of document.querySelectorAll(".chart")) sizes.observe(chart);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
 
 // A server with keys is not even asked before there is one.

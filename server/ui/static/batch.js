@@ -1,13 +1,13 @@
 // The last step's batch as the model saw it: packed rows, each sequence its last token and its drafts.
 
 import { colour, MONO, prepare, setText } from "./dom.js";
-import { whole } from "./format.js";
+import { counted, whole } from "./format.js";
 
-const CELL = { width: 9, height: 16 };
+const CELL = { width: 11, height: 20 };
 const GAP = 10; // between sequences
 const LINE = CELL.height + 18; // with the number of the sequence below it
 const MAX_LINES = 6;
-const HEIGHT = LINE * 3 + 4;
+const HEIGHT = LINE * 3;
 
 export class Batch {
   #canvas;
@@ -36,10 +36,10 @@ export class Batch {
     const sum = (place) => step.seqs.reduce((all, sequence) => all + sequence[place], 0);
     const drafted = sum(2);
     const others = step.rows - step.seqs.length - drafted;
-    const parts = [`${whole(step.seqs.length)} last tokens`, `${whole(drafted)} drafts (${whole(sum(3))} accepted)`];
+    const parts = [counted(step.seqs.length, "sequence"), `${counted(drafted, "draft")} (${whole(sum(3))} accepted)`];
     if (others > 0) parts.push(`${whole(others)} of prompts`);
     const queue = step.waiting ? `${whole(step.waiting)} waiting` : "nobody waits";
-    const text = `step ${whole(step.n)}: ${whole(step.rows)} rows = ${parts.join(" + ")} · ${queue}`;
+    const text = `step ${whole(step.n)}: ${counted(step.rows, "row")} = ${parts.join(" + ")} · ${queue}`;
     setText(this.#readout, text);
     this.#canvas.setAttribute("aria-label", `Batch. ${text}`);
   }

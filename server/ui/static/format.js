@@ -6,6 +6,11 @@ export function whole(value) {
   return isNumber(value) ? Math.round(value).toLocaleString("en") : NONE;
 }
 
+/** "1 row", "2 rows". */
+export function counted(value, name) {
+  return `${whole(value)} ${name}${value === 1 ? "" : "s"}`;
+}
+
 export function fixed(value, digits) {
   return isNumber(value) ? value.toFixed(digits) : NONE;
 }

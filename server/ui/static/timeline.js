@@ -1,7 +1,7 @@
 // The step timeline: a bar a step, drafting, verifying and all else on top of each other; dots are gaps between tokens.
 
 import { colour, MONO, prepare, setText } from "./dom.js";
-import { ms, quantile, whole } from "./format.js";
+import { counted, ms, quantile, whole } from "./format.js";
 import { parts } from "./store.js";
 
 const BAR = 5;
@@ -155,7 +155,7 @@ function summary(steps) {
   const gaps = steps.flatMap((step) => step.itl);
   const itl = gaps.length ? `ITL ${ms(quantile(gaps, 0.5))}, p99 ${ms(quantile(gaps, 0.99))}` : "no ITL yet";
   return (
-    `last ${whole(steps.length)} steps, medians in ms: step ${middle(total)}, draft ${middle((s) => parts(s).draft)}, ` +
+    `last ${counted(steps.length, "step")}, medians in ms: step ${middle(total)}, draft ${middle((s) => parts(s).draft)}, ` +
     `verify ${middle((s) => parts(s).verify)}, other ${middle((s) => parts(s).other)} · ${itl}`
   );
 }
@@ -165,6 +165,6 @@ function describe(step) {
   const sum = (place) => step.seqs.reduce((all, sequence) => all + sequence[place], 0);
   return (
     `step ${whole(step.n)}: ${ms(total(step))} ms = draft ${ms(draft)} + verify ${ms(verify)} + other ${ms(other)} · ` +
-    `${step.seqs.length} sequences, ${sum(1)} tokens; ${sum(2)} drafted, ${sum(3)} accepted`
+    `${counted(step.seqs.length, "sequence")}, ${counted(sum(1), "token")}; ${sum(2)} drafted, ${sum(3)} accepted`
   );
 }
