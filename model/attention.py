@@ -17,6 +17,7 @@ does not own, or has not written, is never read.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -66,6 +67,7 @@ class AttentionTile:
     sequences: Sequence[TileSequence]
     block_size: int
     device: torch.device
+    mask_seconds: float = 0.0  # wall time that it took to find out which slots a row reads
     _items: dict[int | None, list[_Item]] = field(default_factory=dict)
     _served: Tensor | None = None
 
@@ -82,7 +84,9 @@ class AttentionTile:
     def items(self, window: int | None) -> list[_Item]:
         """Chunks in the order in which they are merged. ``window``: keys at ``position - window + 1`` and later."""
         if window not in self._items:
+            began = time.perf_counter()
             self._items[window] = [item for sequence in self.sequences for item in self._chunks(sequence, window)]
+            self.mask_seconds += time.perf_counter() - began
         return self._items[window]
 
     def _chunks(self, sequence: TileSequence, window: int | None) -> list[_Item]:

@@ -34,6 +34,10 @@ class Stack(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def mask_seconds(self) -> float:
+        """What attention masks took in the last run; 0 without any."""
+
     def run(
         self,
         batch: PackedBatch,
@@ -139,7 +143,7 @@ class FusedExecutor:
         logits, hidden, layers = self._stack.run(
             batch, self._planes, capture=capture_layers, num_layers=num_layers, head=head
         )
-        return ForwardOutput(logits=logits, hidden=hidden, layers=layers)
+        return ForwardOutput(logits=logits, hidden=hidden, layers=layers, mask_seconds=self._stack.mask_seconds)
 
     def check_exit(self, num_layers: int) -> None:
         """The layers are ours: any number of them can run."""

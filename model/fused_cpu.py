@@ -18,6 +18,7 @@ class CpuStack:
     """Packs the weights once; ``num_threads`` None follows torch's thread count."""
 
     name = "cpu-avx512bf16"
+    mask_seconds = 0.0  # a row's position says what it may see: there is no mask
 
     def __init__(
         self, spec: FusedSpec, weights: DecoderWeights, kernels: Kernels, *, num_threads: int | None = None

@@ -26,6 +26,7 @@ class TorchStack:
 
     def __init__(self, spec: FusedSpec, weights: DecoderWeights, *, device: str = "cpu") -> None:
         self.tile_classes: tuple[int, ...] = (BASE_TILE,)
+        self.mask_seconds = 0.0
         self._spec = spec
         self._device = torch.device(device)
         self._rope = RopeTable(spec, self._device)
@@ -49,6 +50,7 @@ class TorchStack:
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         slices: list[Tensor] = self._head_slices if head is None else head.weight.slices
         decoder = self._layers[:num_layers]
+        self.mask_seconds = 0.0
         logits: list[Tensor] = []
         hidden: list[Tensor] = []
         layers: list[Tensor] = []
@@ -109,6 +111,7 @@ class TorchStack:
             gated = (gate * F.linear(normed, layer.up, layer.up_bias).float()).to(normed.dtype)
             x = x + F.linear(gated, layer.down, layer.down_bias).float()
             outputs.append(x)
+        self.mask_seconds += tile.mask_seconds
         return x, outputs
 
     def _heads(self, x: Tensor, norm: Tensor | None) -> Tensor:

@@ -244,12 +244,14 @@ class GenericExecutor:
         logits: list[Tensor] = []
         hidden: list[Tensor] = []
         layers: list[Tensor] = []
+        mask_seconds = 0.0
         wanted = batch.logits_rows
         for first, count, size in plan_tiles(batch.num_rows, self.tile_classes):
             rows = wanted[(wanted >= first) & (wanted < first + count)] - first
             self._layers = [] if capture_layers else None
             try:
                 tile_logits, tile_hidden = self._run(batch, first, count, size, rows)
+                mask_seconds += self.rows.attention.mask_seconds
                 if self._layers is not None:
                     layers.append(torch.stack(self._layers)[:, :count].cpu())
             finally:
@@ -262,6 +264,7 @@ class GenericExecutor:
             logits=torch.cat(logits),
             hidden=torch.cat(hidden),
             layers=torch.cat(layers, dim=1) if capture_layers else None,
+            mask_seconds=mask_seconds,
         )
 
     def _run(self, batch: PackedBatch, first: int, count: int, size: int, wanted: Tensor) -> tuple[Tensor, Tensor]:

@@ -42,6 +42,7 @@ class ForwardOutput:
     logits: Tensor  # [R, V] float32 on the CPU, one row per batch.logits_rows
     hidden: Tensor | None = None  # [R, H]: final (normed) hidden state of the logits rows
     layers: Tensor | None = None  # [L, T, H]: output of each decoder layer, only with capture_layers
+    mask_seconds: float = 0.0  # wall time of it that went into attention masks; 0 where there are none
 
 
 @dataclass(frozen=True, slots=True)

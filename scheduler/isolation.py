@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from specdec.plan import StepResult, StepStats
 
@@ -10,10 +10,6 @@ from specdec.plan import StepResult, StepStats
 def joined(parts: Sequence[StepResult]) -> StepResult:
     """One result for the plan whose items ``parts`` ran, in order. What a controller expected of it is not told."""
     stats = [part.stats for part in parts]
-    seconds: dict[str, float] = {}
-    for one in stats:
-        for stage, value in one.stage_seconds.items():
-            seconds[stage] = seconds.get(stage, 0.0) + value
     return StepResult(
         tuple(output for part in parts for output in part.outputs),
         StepStats(
@@ -26,6 +22,15 @@ def joined(parts: Sequence[StepResult]) -> StepResult:
             blocks_trimmed=sum(one.blocks_trimmed for one in stats),
             blocks_moved=sum(one.blocks_moved for one in stats),
             alignment_bytes_moved=sum(one.alignment_bytes_moved for one in stats),
-            stage_seconds=seconds,
+            stage_seconds=_added(one.stage_seconds for one in stats),
+            build_seconds=_added(one.build_seconds for one in stats),
         ),
     )
+
+
+def _added(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    seconds: dict[str, float] = {}
+    for part in parts:
+        for name, value in part.items():
+            seconds[name] = seconds.get(name, 0.0) + value
+    return seconds

@@ -17,6 +17,7 @@ from server.auth.middleware import ALWAYS_OPEN, AccessMiddleware
 from server.connections import ConnectionCapMiddleware
 from server.edge import BodyCapMiddleware, EdgeMiddleware, error_response
 from server.errors import APIError
+from server.metrics.responses import ResponseCounter
 from server.openapi import install
 from server.routes.chat import chat_router
 from server.routes.completions import completions_router
@@ -26,6 +27,8 @@ from server.routes.status import status_router
 from server.routes.tokenize import tokenize_router
 from server.service import Service
 from server.shapes import ChatChunk, CompletionChunk
+from server.ui.routes import ui_router
+from server.ui.shell import load_shell, open_paths, shell_router
 from server.version import VERSION
 
 # Headers that a web page may read.
@@ -46,6 +49,8 @@ def create_app(service: Service) -> ASGIApp:
             await asyncio.to_thread(service.reporter.close)
             await asyncio.to_thread(service.grammars.close)
             await asyncio.to_thread(service.chat.close)
+            if service.tracing is not None:
+                await asyncio.to_thread(service.tracing.close)
 
     app = FastAPI(
         title="Truedraft",
@@ -57,6 +62,12 @@ def create_app(service: Service) -> ASGIApp:
     )
     for router in (completions_router, chat_router, tokenize_router, models_router, status_router, metrics_router):
         app.include_router(router(service))
+    shell: frozenset[str] = frozenset()
+    if service.feed is not None:
+        files = load_shell(keys=bool(service.keys))
+        shell = open_paths(files)
+        app.include_router(shell_router(files))
+        app.include_router(ui_router(service, service.feed))
     install(app, chunks=(CompletionChunk, ChatChunk), keys=bool(service.keys))
     app.add_exception_handler(APIError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
@@ -64,18 +75,23 @@ def create_app(service: Service) -> ASGIApp:
     app.add_exception_handler(Exception, _on_other_error)
     capped = BodyCapMiddleware(app, max_body_bytes=service.settings.max_body_bytes)
     count = partial(service.metrics.reject, "connections")
-    return EdgeMiddleware(ConnectionCapMiddleware(_guarded(capped, service), count))
+    edge = EdgeMiddleware(ConnectionCapMiddleware(_guarded(capped, service, shell), count), service.tracing)
+    return ResponseCounter(edge, service.metrics.count_response)
 
 
-def _guarded(app: ASGIApp, service: Service) -> ASGIApp:
-    """``app`` behind the API keys, and these behind CORS: a browser asks for that without a key."""
+def _guarded(app: ASGIApp, service: Service, shell: frozenset[str]) -> ASGIApp:
+    """``app`` behind the API keys, and these behind CORS: a browser asks for that without a key.
+
+    ``shell``: paths of the page's files, which hold no data.
+    """
     settings = service.settings
+    open_to_all = ALWAYS_OPEN | shell
     guarded: ASGIApp = AccessMiddleware(
         app,
         keys=service.keys,
         limiter=service.limiter,
         count=service.metrics.reject,
-        open_paths=ALWAYS_OPEN | {"/metrics"} if settings.metrics_without_key else ALWAYS_OPEN,
+        open_paths=open_to_all | {"/metrics"} if settings.metrics_without_key else open_to_all,
     )
     if not settings.cors_origins:
         return guarded

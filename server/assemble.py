@@ -22,6 +22,7 @@ from server.engine import Report as Report
 from server.engine import build_engine, open_models, tokenizer_text
 from server.engine import load as load
 from server.grammars import CompiledGrammars, Grammars, LocalGrammars
+from server.log_queue import num_dropped_lines
 from server.metrics import Metrics
 from server.parts import PLAIN, Parts
 from server.rate import RateLimiter, RateLimits
@@ -32,6 +33,10 @@ from server.tls import TlsError, check_tls
 from server.tools.formats import find_format
 from server.tools.grammar import AddedTokens
 from server.tools.plan import ToolSupport
+from server.tracing.start import start_tracing
+from server.tracing.tracing import TRACE_RESULTS
+from server.ui.feed import Feed
+from server.version import VERSION
 
 
 def build_service(settings: Settings, report: Report, parts: Parts = PLAIN) -> Service:
@@ -124,6 +129,13 @@ def surround(
             "enable_prefix_cache": settings.enable_prefix_cache,
             "cache_dtype": description.model.dtype,
         },
+        build={
+            "version": VERSION,
+            "executor": description.executor,
+            "exactness": description.exactness.level,
+            "system_fingerprint": description.fingerprint,
+        },
+        alias=settings.metrics_alias,
     )
     limiter = _limiter(settings, keys, metrics)
     reporter = AuditReporter(
@@ -135,14 +147,20 @@ def surround(
     chat = ChatTemplate(tokenizer, timeout=settings.template_timeout, worker=parts.worker)
     tools = _tools(settings, tokenizer, facts.eos_token_ids, chat)
     serialized = tokenizer.serialized
+    feed = Feed() if settings.ui else None
+    tracing = start_tracing(settings)
 
     def on_step(record: StepRecord) -> None:
         metrics.observe(record)
         reporter.observe(record)
         limiter.settle(record.finished)
+        if feed is not None:
+            feed.observe(record)
+        if tracing is not None:
+            tracing.observe(record)
 
     engine.on_step = on_step
-    return Service(
+    service = Service(
         settings=settings,
         engine=engine,
         reporter=reporter,
@@ -165,8 +183,21 @@ def surround(
         created=description.created,
         audit=description.scheduler.audit,
         speculation=speculation,
+        feed=feed,
+        tracing=tracing,
         info={**description.info(settings), "tool_calls": tools.info},
     )
+    metrics.watch_engine(
+        ready=lambda: service.unready_reason is None,
+        healthy=lambda: engine.healthy,
+        step_age=lambda: engine.seconds_since_progress,
+        oldest_arrival=lambda: engine.oldest_arrival,
+    )
+    metrics.watch("log_lines_dropped", num_dropped_lines)
+    if tracing is not None:
+        for result in TRACE_RESULTS:
+            metrics.watch("traces", partial(tracing.counts.__getitem__, result), result)
+    return service
 
 
 def _limiter(settings: Settings, keys: ApiKeys, metrics: Metrics) -> RateLimiter:

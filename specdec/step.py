@@ -146,7 +146,8 @@ class SpeculativeStep:
         if self._ledger is not None:
             check_forward(self._ledger, batch, [(one.sequence, one.drafts) for one in work])
         marks.append(time.perf_counter())
-        logits = self._executor.forward(batch).logits
+        forward = self._executor.forward(batch)
+        logits = forward.logits
         if logits.shape[1] > self._vocab_size:
             logits = logits[:, : self._vocab_size].contiguous()
         marks.append(time.perf_counter())
@@ -168,7 +169,8 @@ class SpeculativeStep:
             rows=batch.num_rows,
             seconds=marks[-1] - marks[1],
         )
-        return StepResult(outputs, _statistics(outputs, batch.num_rows, seconds, expected))
+        parts = {**batch.build_seconds, "mask": forward.mask_seconds}
+        return StepResult(outputs, _statistics(outputs, batch.num_rows, seconds, parts, expected))
 
     def check(self) -> None:
         """Run a forward of one row that belongs to nobody. Raises what the executor raises."""
@@ -368,6 +370,7 @@ class SpeculativeStep:
             num_drafted=len(one.drafts),
             num_accepted=verdict.num_accepted if verdict else 0,
             drafter=one.drafter,
+            draft_token_ids=tuple(one.drafts) if sequence.params.trace_drafts else None,
             finish_reason=verdict.finish_reason if verdict else None,
             stop_token_id=verdict.stop_token_id if verdict else None,
             blocks_trimmed=trimmed,
@@ -385,7 +388,11 @@ def _no_target(row: int) -> int:
 
 
 def _statistics(
-    outputs: tuple[SequenceOutput, ...], num_rows: int, seconds: dict[str, float], expected: Choice | None
+    outputs: tuple[SequenceOutput, ...],
+    num_rows: int,
+    seconds: dict[str, float],
+    build_seconds: dict[str, float],
+    expected: Choice | None,
 ) -> StepStats:
     drafted = sum(output.num_drafted for output in outputs)
     accepted = sum(output.num_accepted for output in outputs)
@@ -403,4 +410,5 @@ def _statistics(
         expected_tokens=None if expected is None else expected.tokens,
         expected_seconds=None if expected is None else expected.seconds,
         expected_speedup=None if expected is None else expected.speedup,
+        build_seconds=build_seconds,
     )

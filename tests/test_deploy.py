@@ -33,7 +33,7 @@ def samples() -> dict[str, dict[str, set[str]]]:
         model_name="m",
         max_speculative_tokens=4,
         exactness_level=0,
-        cache_config={"block_size": 16},
+        cache_config={"block_size": 16, "num_blocks": 64, "enable_prefix_cache": True, "cache_dtype": "bfloat16"},
         audits=True,
         drafters=DRAFTER_NAMES,
     )

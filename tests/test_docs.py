@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from server.chat.schema import CHAT_NOT_SUPPORTED, OF_TEMPLATES, ChatRequest
-from server.metrics import PREFIX, Metrics
+from server.metrics.kinds import PREFIX
+from server.metrics.page import metrics_markdown
+from server.metrics.schema import SCHEMA, label_values
 from server.schemas import NOT_SUPPORTED, CompletionRequest
 from server.setting_flags import settings_markdown
 
@@ -54,45 +56,26 @@ def test_every_field_of_a_chat_is_documented_and_no_other() -> None:
     assert documented == {*ChatRequest.model_fields, *CHAT_NOT_SUPPORTED, *OF_TEMPLATES}
 
 
-def test_every_endpoint_is_documented_and_no_other() -> None:
-    sources = "\n".join(path.read_text("utf-8") for path in (ROOT / "server" / "routes").glob("*.py"))
-    served = {
-        f"{verb.upper()} {path.replace(':path', '')}"
-        for verb, path in re.findall(r'@router\.(get|post)\(\s*"([^"]+)"', sources)
-    }
-    served |= {"GET /docs", "GET /openapi.json"}  # FastAPI's own
-    documented = set().union(*(codes(row[0]) for row in table_rows(API[: API.index("\n## ")])))
-    assert documented == served
-
-
-def metric_names() -> set[str]:
-    metrics = Metrics(
-        model_name="m",
-        max_speculative_tokens=2,
-        exactness_level=0,
-        audits=True,
-        cache_config={"block_size": 16},
-        drafters=("ngram",),
-        drafter_memory={"suffix": lambda: 0},
-    )
-    return {
-        family.name.removeprefix(PREFIX) + ("_total" if family.type == "counter" else "")
-        for family in metrics.registry.collect()
-    }
+def test_the_metrics_page_is_the_one_made_from_the_code() -> None:
+    assert metrics_markdown() == METRICS
 
 
 @pytest.mark.case("L 26516")
 def test_every_metric_is_documented_and_no_other() -> None:
-    documented = set()
-    for row in table_rows(METRICS):
-        documented |= {re.sub(r"\{.*\}", "", name) for name in codes(row[0])}
-    assert documented == metric_names()
+    names = [metric.shown_name for metric in SCHEMA.values()]
+    overview = [name for row in table_rows(section(METRICS, "All metrics"))[1:] for name in codes(row[0])]
+    assert overview == names
+    assert re.findall(r"(?m)^### `(\w+)`$", METRICS) == names
 
 
-def test_every_query_in_the_docs_names_real_metrics() -> None:
-    used = set(re.findall(rf"{PREFIX}(\w+?)(?:_bucket|_sum|_count)?[\[{{]", METRICS))
-    assert used
-    assert used <= metric_names()
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_metric_that_a_page_asks_for_exists_with_its_labels_and_their_words(page: Path) -> None:
+    known = label_values()
+    for name, matchers in re.findall(rf"\b({PREFIX}\w+)(?:\{{([^}}`]*)\}})?", page.read_text("utf-8")):
+        assert name in known or any(metric.full_name == name for metric in SCHEMA.values()), name
+        for label, operator, value in re.findall(r'(\w+)(=~|!~|!=|=)"([^"]*)"', matchers):
+            words = known[name][label]
+            assert not words or operator in ("=~", "!~") or value in words, (name, label, value)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

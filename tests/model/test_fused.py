@@ -275,3 +275,11 @@ def test_missing_or_misshapen_weights_are_named() -> None:
     del state["model.layers.0.self_attn.q_proj.bias"]
     with pytest.raises(ModelError, match=r"no model.layers.0.self_attn.q_proj.bias"):
         collect_weights(spec, state)
+
+
+@BACKENDS
+def test_only_torch_needs_masks_and_says_what_they_took(kernels: bool, one_thread: None) -> None:
+    run = PagedRun(fused_executor(tiny_model("llama"), kernels=kernels), token_ids([20], 131), block_size=4)
+    first = run.forward([(0, 0, 19)]).mask_seconds
+    assert (first > 0.0) != kernels
+    assert (run.forward([(0, 19, 1)]).mask_seconds > 0.0) != kernels

@@ -150,6 +150,7 @@ def test_the_parts_of_a_step_add_up() -> None:
             StepStats(
                 num_rows=i, num_sequences=1, num_drafted=2 * i, num_accepted=i, num_emitted=1, rollback_tokens=i,
                 blocks_trimmed=i, stage_seconds={"verify": 0.5, **({"draft": 1.0} if i > 1 else {})},
+                build_seconds={"slots": 0.25},
             ),
         )
         for i in (1, 2, 3)
@@ -158,7 +159,7 @@ def test_the_parts_of_a_step_add_up() -> None:
     assert [output.seq_id for output in whole.outputs] == [1, 2, 3]
     assert whole.stats == StepStats(
         num_rows=6, num_sequences=3, num_drafted=12, num_accepted=6, num_emitted=3, rollback_tokens=6,
-        blocks_trimmed=6, stage_seconds={"verify": 1.5, "draft": 2.0},
+        blocks_trimmed=6, stage_seconds={"verify": 1.5, "draft": 2.0}, build_seconds={"slots": 0.75},
     )  # fmt: skip
 
 

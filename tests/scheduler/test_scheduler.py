@@ -325,3 +325,18 @@ class TestAdmission:
     def test_contradicting_limits_are_refused(self, change: dict[str, int]) -> None:
         with pytest.raises(ValueError, match=str(next(iter(change.values())))):
             config(**change)
+
+
+class TestWhoWaits:
+    def test_the_oldest_arrival_is_that_of_a_request_of_which_no_choice_has_run(self) -> None:
+        bench = Bench(config=config(max_num_seqs=1))
+        assert bench.scheduler.oldest_arrival is None
+        for name, arrival in (("a", 5.0), ("b", 7.0), ("c", 6.0)):
+            bench.add(build_request(name, arrival_time=arrival, n=2))
+        assert bench.scheduler.oldest_arrival == 5.0
+        bench.run_step()
+        assert bench.scheduler.oldest_arrival == 6.0  # its other choice waits, but it has begun
+        bench.abort("c")
+        assert bench.scheduler.oldest_arrival == 7.0
+        bench.drain()
+        assert bench.scheduler.oldest_arrival is None

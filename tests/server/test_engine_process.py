@@ -234,6 +234,7 @@ def test_metrics_count_what_was_answered(there: httpx.Client, base: str) -> None
         usage[1] += found.json()["usage"]["completion_tokens"]
     assert [metric(base, name) - was for name, was in zip(names, before, strict=True)] == usage
     assert metric(base, "drafter_memory_bytes", drafter="suffix") > 0
+    assert metric(base, "batch_build_seconds_sum", part="slots") > 0
     assert_idle(base)
 
 
@@ -251,13 +252,18 @@ def test_audits_find_no_difference(there: httpx.Client, base: str) -> None:
 
 
 @pytest.mark.case("V 36130")
-def test_a_process_that_is_stopped_is_not_healthy_until_it_goes_on(there: httpx.Client, child: ChildProcess) -> None:
+def test_a_process_that_is_stopped_is_not_healthy_until_it_goes_on(
+    there: httpx.Client, base: str, child: ChildProcess
+) -> None:
     os.kill(child.pid, signal.SIGSTOP)
     try:
         wait_for(lambda: there.get("/health").status_code == 503, "a stopped engine is healthy")
+        assert metric(base, "ready") == 0
+        assert metric(base, "engine_step_age_seconds") > STALL_SECONDS
     finally:
         os.kill(child.pid, signal.SIGCONT)
     wait_for(lambda: there.get("/health").status_code == 200, "it is not healthy again")
+    assert metric(base, "ready") == 1
     found = there.post("/v1/completions", json={"model": MODEL_NAME, "prompt": "a", "max_tokens": 3})
     assert found.status_code == 200
 

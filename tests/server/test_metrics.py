@@ -32,6 +32,7 @@ RECORD = StepRecord(
         rollback_tokens=3,
         blocks_trimmed=1,
         stage_seconds={"draft": 0.001, "verify": 0.02, "unheard_of": 1.0},
+        build_seconds={"positions": 0.00002, "slots": 0.00003, "block_tables": 0.00004, "mask": 0.0, "unheard_of": 1.0},
         num_emitted=6,
         expected_tokens=5.0,
         expected_seconds=0.04,
@@ -105,6 +106,9 @@ def samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
         ("request_decode_time_seconds_sum", {}, 4.0),
         ("iteration_tokens_total_sum", {}, 24),
         ("step_duration_seconds_sum", {"stage": "verify"}, 0.04),
+        ("batch_build_seconds_sum", {"part": "slots"}, 0.00006),
+        ("batch_build_seconds_sum", {"part": "mask"}, 0),
+        ("batch_build_seconds_count", {"part": "mask"}, 2),
         ("spec_decode_num_drafts_total", {}, 4),
         ("spec_decode_num_draft_tokens_total", {}, 10),
         ("spec_decode_num_accepted_tokens_total", {}, 4),
@@ -134,6 +138,8 @@ def samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
         ("kv_alignment_bytes_moved_total", {}, 0),
         ("exactness_level", {}, 0),
         ("admission_rejections_total", {"reason": "queue_full"}, 1),
+        ("http_responses_total", {"code": "200"}, 0),
+        ("http_responses_total", {"code": "418"}, 1),
     ],
 )
 def test_two_equal_records_are_counted_twice(name: str, labels: dict[str, str], value: float) -> None:
@@ -143,6 +149,7 @@ def test_two_equal_records_are_counted_twice(name: str, labels: dict[str, str], 
     metrics.observe(RECORD)
     metrics.observe(RECORD)
     metrics.reject("queue_full")
+    metrics.count_response(418)
     assert samples(metrics.render().decode())[name, frozenset(labels.items())] == pytest.approx(value)
 
 
@@ -193,6 +200,36 @@ def test_what_drafters_hold_is_read_when_the_metrics_are() -> None:
     assert samples(metrics.render().decode())[name] == 100
     held[0] = 250
     assert samples(metrics.render().decode())[name] == 250
+
+
+def test_a_metric_that_cannot_be_read_is_said_once_and_hides_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> float:
+        raise RuntimeError("planted")
+
+    metrics = Metrics(model_name="m", max_speculative_tokens=4, drafter_memory={"suffix": fail})
+    for _ in range(2):
+        found = samples(metrics.render().decode())
+        assert math.isnan(found["drafter_memory_bytes", frozenset({("drafter", "suffix")})])
+        assert found["num_requests_running", frozenset()] == 0
+    assert [record.getMessage() for record in caplog.records] == ["a metric cannot be read"]
+
+
+def test_who_waits_and_a_step_that_hangs_grow_older_between_two_looks() -> None:
+    now, arrival = [100.0], [None, 90.0]
+    metrics = Metrics(model_name="m", max_speculative_tokens=4, clock=lambda: now[0])
+    metrics.watch_engine(
+        ready=lambda: True, healthy=lambda: False, step_age=lambda: now[0] - 95, oldest_arrival=lambda: arrival[-1]
+    )
+
+    def look(name: str) -> float:
+        return samples(metrics.render().decode())[name, frozenset()]
+
+    assert (look("ready"), look("engine_healthy")) == (1, 0)
+    assert (look("oldest_waiting_seconds"), look("engine_step_age_seconds")) == (10, 5)
+    now[0] = 103.0
+    assert (look("oldest_waiting_seconds"), look("engine_step_age_seconds")) == (13, 8)
+    arrival.pop()
+    assert look("oldest_waiting_seconds") == 0
 
 
 def test_aborted_requests_have_no_latency() -> None:

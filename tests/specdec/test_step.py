@@ -424,6 +424,18 @@ def test_the_statistics_add_up() -> None:
     assert stats.num_emitted == sum(len(output.token_ids) for output in result.outputs)
     assert list(stats.stage_seconds) == ["draft", "build", "verify", "accept", "rollback", "sync"]
     assert all(seconds >= 0 for seconds in stats.stage_seconds.values())
+    assert set(stats.build_seconds) == {"positions", "slots", "block_tables", "mask"}
+    assert all(seconds >= 0 for seconds in stats.build_seconds.values())
+
+
+def test_building_a_batch_takes_no_longer_than_its_stage() -> None:
+    bench = Bench()
+    for prompt in prompts(3):
+        bench.add(prompt, GREEDY)
+    stats = bench.run_step().stats
+    parts = [stats.build_seconds[part] for part in ("positions", "slots", "block_tables")]
+    assert min(parts) > 0
+    assert sum(parts) <= stats.stage_seconds["build"]
 
 
 def test_an_empty_plan_is_an_empty_result() -> None:
