@@ -11,6 +11,7 @@ import sys
 import time
 from typing import ClassVar
 
+import gevent
 from gevent.pool import Group
 from load_test.flags import FLAGS
 from load_test.options import read_options
@@ -36,6 +37,8 @@ def make_run(environment: Environment, **_: object) -> None:
     except ValueError as error:
         print(f"locust: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    # Timers count from when the event loop last looked at the clock, before all imports: --run-time would be cut short.
+    gevent.get_hub().loop.update_now()
 
 
 class StreamingUser(User):

@@ -163,12 +163,12 @@ def test_prompts_are_brought_to_their_length_exactly() -> None:
 
 
 def test_requests_share_nothing_unless_they_are_told_to() -> None:
-    assert len({body["cache_salt"] for body in bodies(50)}) == 50
+    assert len({body["cache_salt"] for body in bodies(50) + bodies(50)}) == 100  # nor do two runs with one seed
     assert all("cache_salt" not in body for body in bodies(5, sharing="all"))
 
 
 def test_the_same_seed_makes_the_same_requests_and_another_one_others() -> None:
-    changes = {"output_tokens": "1-500", "temperature": 1.0}
+    changes = {"output_tokens": "1-500", "temperature": 1.0, "sharing": "all"}
     assert bodies(10, seed=3, **changes) == bodies(10, seed=3, **changes)
     assert bodies(10, seed=3, **changes) != bodies(10, seed=4, **changes)
 

@@ -24,7 +24,7 @@ from tests.server.builders import MODEL_NAME, save_tiny_model
 from tests.server.chat_builders import save_chat_model
 
 LOCUSTFILE = Path(__file__).parents[2] / "deploy" / "locust" / "locustfile.py"
-SEATS, ROOM = 3, 6
+SEATS, ROOM, USERS = 3, 6, 6
 FLAGS = (
     "--served-model-name", MODEL_NAME, "--max-num-seqs", str(SEATS), "--max-waiting", str(ROOM), "--num-blocks", "256",
     "--num-threads", "1", "--log-level", "error", "--drafter", "ngram", "--draft-length", "fixed",
@@ -69,21 +69,19 @@ def run(url: str, folder: Path, *flags: str) -> tuple[int, dict[str, Any], str]:
 
 def test_twenty_seconds_agree_with_what_the_server_measured(server: str, tmp_path: Path) -> None:
     slo = "failed<0.001,shed<0.001,ttft_p99<60,acceptance_length>1"
-    code, report, printed = run(
-        server, tmp_path, "-u", "6", "-r", "6", "-t", "20s", "--warm-up", "2", "--output-tokens", "16-32", "--slo", slo
-    )
+    flags = ("-u", str(USERS), "-r", str(USERS), "-t", "20s", "--output-tokens", "16-32", "--slo", slo)
+    code, report, printed = run(server, tmp_path, *flags)
     assert code == 0, printed
     total, account = report["total"], report["server"]
-    assert total["requests"]["completed"] == total["requests"]["ended"] > 10 * SEATS
+    assert total["requests"]["completed"] == total["requests"]["ended"] > USERS
     assert report["unfinished"] == 0
-    assert report["warm_up"]["completed"] > 0
     assert 16 <= total["tokens"]["output"] / total["requests"]["ended"] <= 32
+    assert total["tokens"]["output"] == account["counts"]["output_tokens"]
     for name in ("ttft", "itl", "tpot", "e2e"):
+        assert total[name]["count"] == account[name]["count"], name
         assert total[name]["mean"] == pytest.approx(account[name]["mean"], rel=0.1), name
-        # Those that were on their way at the end of the warm-up are the server's alone, or partly.
-        assert total[name]["count"] == pytest.approx(account[name]["count"], rel=0.15), name
         assert 0 < total[name]["p50"] <= total[name]["p95"] <= total[name]["p99"] <= total[name]["max"]
-    assert total["acceptance"]["length"] == pytest.approx(account["acceptance"]["length"], rel=0.1)
+    assert total["acceptance"] == pytest.approx(account["acceptance"])
     assert total["tokens"]["per_chunk"] > 1
     # Half of the users wait for a seat.
     assert total["ttft"]["mean"] > account["queue"]["mean"] > 0.25 * total["e2e"]["mean"]
@@ -100,8 +98,8 @@ def test_an_overloaded_open_loop_sheds_and_misses_its_objective(server: str, tmp
     total, account = report["total"], report["server"]
     requests = total["requests"]
     assert requests["failed"] == 0, report["total"]["reasons"]
+    # Two users that waited for their answers could not fill the seats and the queue.
     assert min(requests["completed"], requests["cancelled"], requests["shed"]) > 0
-    assert requests["ended"] == pytest.approx(2 * 12 * 5, rel=0.35)  # it waits for no answer
     assert account["rejections"] == {"queue_full": requests["shed"]}
     assert account["finished"].get("length", 0) == requests["completed"]
     assert account["finished"].get("abort", 0) == pytest.approx(requests["cancelled"], abs=3)  # some ended just before
@@ -117,6 +115,7 @@ def test_a_step_load_has_figures_for_each_step(server: str, tmp_path: Path) -> N
     assert code == 0, printed
     first, second = report["steps"]
     assert (first["users"], second["users"]) == (1, 4)
+    assert sum(report["warm_up"].values()) > 0
     assert second["figures"]["tokens_per_second"] > 1.3 * first["figures"]["tokens_per_second"]
     ended = [step["figures"]["requests"]["ended"] for step in report["steps"]]
     assert min(ended) > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ class Wanted:
 
 
 class Bodies:
-    """The requests of one user, one after the other; the same for the same ``rng``.
+    """The requests of one user, one after the other; the same for the same ``rng``, but for their salts.
 
     ``ids`` are the token ids of each prompt's text, where prompts have a fixed length.
     """
@@ -38,7 +39,7 @@ class Bodies:
         options, rng = self._options, self._rng
         prompt = options.mix.draw(rng)
         length = rng.randint(*options.output_tokens)
-        seed, salt = rng.getrandbits(31), f"{rng.getrandbits(64):016x}"
+        seed = rng.getrandbits(31)
         leaves = rng.random() < options.cancel
         after = rng.randint(1, max(1, length - 1))
         body: dict[str, Any] = {
@@ -56,7 +57,7 @@ class Bodies:
             body["return_token_ids"] = True  # then each step is a chunk, also one whose text is not complete
             body["ignore_eos"] = not options.natural_end
             if not options.sharing:
-                body["cache_salt"] = salt
+                body["cache_salt"] = secrets.token_hex(8)  # not from the seed: another run shares nothing either
         if options.num_speculative_tokens is not None:
             body["speculation"] = {"num_speculative_tokens": options.num_speculative_tokens}
         return Wanted(prompt.kind, body, after if leaves else None)

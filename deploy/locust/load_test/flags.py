@@ -106,12 +106,7 @@ def flags_table() -> str:
     """The rows of docs/load_tests.md."""
     rows = []
     for flag in FLAGS:
-        default = (
-            ""
-            if flag.default in ("", False)
-            else f"`{flag.default:g}`"
-            if isinstance(flag.default, float)
-            else f"`{flag.default}`"
-        )
-        rows.append(f"| `{flag.option}` | `{flag.variable}` | {default} | {flag.help} |\n")
+        default = f"{flag.default:g}" if isinstance(flag.default, float) else str(flag.default or "")
+        shown = f"`{default}`" if default else ""
+        rows.append(f"| `{flag.option}` | `{flag.variable}` | {shown} | {flag.help} |\n")
     return "".join(rows)

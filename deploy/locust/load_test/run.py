@@ -145,7 +145,7 @@ class Run:
     # the course of a test
 
     def _on_test_start(self, **_: object) -> None:
-        self._refused, self._before = False, None
+        self._refused, self._before, self.report = False, None, None
         self._workers.clear()
         self._tests += 1
         try:
@@ -269,7 +269,7 @@ class Run:
 
     def _show(self) -> Any:
         """The web page's figures: of the test that runs, or of the last one."""
-        return self._figures() if self._environment.runner and self._tests else {}
+        return self.report or (self._figures() if self._tests else {})
 
     def _on_report_to_master(self, data: dict[str, Any], **_: object) -> None:
         data[REPORTED] = self._measurement.to_plain()
