@@ -1,0 +1,1 @@
+"""Makes the boards in deploy/grafana/dashboards: ``python -m deploy.grafana.boards``."""
