@@ -57,7 +57,8 @@ class Proposing:
         if controller is None:
             return self._of_the_first(wishes, [self._drafting.names_of(wish.sequence) for wish in wishes]), None
         # Under load most sequences are asked only now and then, so what is done for each is done for those alone.
-        due = [i for i, wish in enumerate(wishes) if wish.fixed or controller.due(wish.sequence.seq_id)]
+        asking = controller.asking()
+        due = [i for i, wish in enumerate(wishes) if wish.fixed or (asking and controller.due(wish.sequence.seq_id))]
         asked = [wishes[i] for i in due]
         names = [self._drafting.names_of(wish.sequence) for wish in asked]
         cheap = self._cheap(list(zip(asked, names, strict=True)))
@@ -89,11 +90,15 @@ class Proposing:
             found[i] = draft.cut(length)
         return found, choice
 
-    def observe(self, emitted: Mapping[int, Seq[int]], *, rows: int, seconds: float) -> None:
-        """The step ran ``rows`` rows in ``seconds``, drafting apart, and emitted these tokens by sequence."""
+    def observe(self, emitted: Mapping[int, Seq[int]], *, rows: int, seconds: float, drafting: float = 0.0) -> None:
+        """The step ran ``rows`` rows in ``seconds``, without the ``drafting`` before, and emitted these tokens by
+        sequence."""
         if self._controller is not None:
             self._controller.observe(
-                [emitted.get(sequence.seq_id, ()) for sequence in self._asked], rows=rows, seconds=seconds
+                [emitted.get(sequence.seq_id, ()) for sequence in self._asked],
+                rows=rows,
+                seconds=seconds,
+                drafting=drafting,
             )
             self._asked = []
 

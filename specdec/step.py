@@ -168,6 +168,7 @@ class SpeculativeStep:
             {output.seq_id: output.token_ids for output in outputs},
             rows=batch.num_rows,
             seconds=marks[-1] - marks[1],
+            drafting=marks[1] - marks[0],
         )
         parts = {**batch.build_seconds, "mask": forward.mask_seconds}
         return StepResult(outputs, _statistics(outputs, batch.num_rows, seconds, parts, expected))

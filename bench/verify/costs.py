@@ -23,6 +23,7 @@ _STEP = 1e-3  # seconds of one row
 _SLOPES = (0.0, 0.0, 0.02, 0.1, 0.4)  # what each further row costs, as a share of the first
 _STAIRS = (0.0, 0.0, 0.5)  # what comes on top beyond 8 rows, and again beyond 32
 _DRAFT_SHARES = (0.02, 0.1, 0.5)  # a drafter's round of one row, as a share of the target's
+_HOST_SHARES = (0.0, 0.01, 0.1)  # what the host takes to draft, as a share of the step
 _PROBING = (1.0, 30.0)  # times as much is saved for looking at what costly drafters do
 
 
@@ -34,14 +35,16 @@ class FixedCost(StepCost):
 
 
 class FixedPaceController(DraftLengthController):
-    """Hears that every step took ``factor`` times what ``cost`` says."""
+    """Hears that every step took ``factor`` times what ``cost`` says, and drafting ``drafting`` of a step."""
 
-    def __init__(self, cost: StepCost, *, rounds: Mapping[str, Seconds], factor: float) -> None:
+    def __init__(self, cost: StepCost, *, rounds: Mapping[str, Seconds], factor: float, drafting: float) -> None:
         super().__init__(cost, rounds=rounds)
         self._factor = factor
+        self._drafting = drafting
 
-    def observe(self, emitted: Seq[Seq[int]], *, rows: int, seconds: float) -> None:
-        super().observe(emitted, rows=rows, seconds=self._factor * self.cost.seconds(rows))
+    def observe(self, emitted: Seq[Seq[int]], *, rows: int, seconds: float, drafting: float = 0.0) -> None:
+        took = self._factor * self.cost.seconds(rows)
+        super().observe(emitted, rows=rows, seconds=took, drafting=self._drafting * self.cost.seconds(rows))
 
 
 class InventedCosts:
@@ -64,6 +67,8 @@ class InventedCosts:
         """``speculation`` with a controller that learns no time."""
         assert speculation.controller is not None
         rounds = {name: d.round_seconds for name, d in speculation.drafters.items() if isinstance(d, CostlyDrafter)}
-        factor = random.Random(f"probing/{self._key}").choice(_PROBING)
-        controller = FixedPaceController(speculation.controller.cost, rounds=rounds, factor=factor)
+        rng = random.Random(f"probing/{self._key}")
+        controller = FixedPaceController(
+            speculation.controller.cost, rounds=rounds, factor=rng.choice(_PROBING), drafting=rng.choice(_HOST_SHARES)
+        )
         return dataclasses.replace(speculation, controller=controller)

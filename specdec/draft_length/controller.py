@@ -20,6 +20,7 @@ from specdec.draft_length.acceptance import FLOOR, Acceptance
 from specdec.draft_length.cost import StepCost
 from specdec.draft_length.lengths import Choice, DraftRounds, choose_lengths
 from specdec.draft_length.pace import MOST_SKIPPED, Pace
+from specdec.draft_length.worth import Worth
 from specdec.drafters.draft import Draft
 
 LEAST_GAIN = 1.03  # below it, no draft is the safer bet: estimates are noisy, and rows cost memory too
@@ -90,6 +91,8 @@ class DraftLengthController:
         self._least_gain = least_gain
         self._adaptive = adaptive
         self._pace = Pace()
+        self._worth = Worth()
+        self._rows = self._tokens = 0  # of the step without drafts
         self._rounds: dict[str, Seconds] = {}
         self._silent: dict[str, Pace] = {}  # costly drafters that gave no draft
         self._lacked: dict[tuple[int, str], int] = {}  # rows they lacked then
@@ -100,6 +103,7 @@ class DraftLengthController:
         self._chosen: list[tuple[float, int]] = []  # of each ask: expected, and how many drafts are verified
         self._saved = 0.0  # seconds that probing may take
         self._turn = 0  # of the costly drafters, for probing
+        self._asked = True
         self._asks: Seq[Ask] = ()
         self._picks: list[Pick] = []
         self._known: list[list[float]] = []  # chances of each ask's best cheap draft
@@ -110,6 +114,12 @@ class DraftLengthController:
         """Replace the costly drafters and what their rounds take."""
         self._rounds = dict(rounds)
         self._silent = {name: Pace() for name in rounds}
+
+    def asking(self) -> bool:
+        """Whether anybody should be asked for drafts in this step, but for requests that named a number; call it once a
+        step, and ``due`` only if so."""
+        self._asked = not self._adaptive or self._worth.asking()
+        return self._asked
 
     def due(self, seq_id: int) -> bool:
         """Whether a sequence should be asked for drafts in this step; call it once a step."""
@@ -159,7 +169,7 @@ class DraftLengthController:
 
     def settle(self, drafts: Seq[Draft | None], *, rows: int, tokens: int) -> Choice:
         """How many tokens of each draft, made as planned, the step should verify."""
-        self._made = drafts
+        self._made, self._rows, self._tokens = drafts, rows, max(1, tokens)
         chances: list[Seq[float]] = []
         for s, (ask, pick, draft) in enumerate(zip(self._asks, self._picks, drafts, strict=True)):
             if pick.index is not None:
@@ -180,14 +190,18 @@ class DraftLengthController:
                     self._pace.decided(ask.seq_id, worth=length > 0, most=most)
         return choice
 
-    def observe(self, emitted: Seq[Seq[int]], *, rows: int, seconds: float) -> None:
-        """The step ran ``rows`` rows in ``seconds`` (without the time of drafting); ``emitted`` came, for each ask."""
+    def observe(self, emitted: Seq[Seq[int]], *, rows: int, seconds: float, drafting: float = 0.0) -> None:
+        """The step ran ``rows`` rows in ``seconds``, without the ``drafting`` before; ``emitted`` is what each ask got."""
         self._expected *= _TRUST_DECAY
         self._right *= _TRUST_DECAY
+        drafted = accepted = 0  # of those that did not ask for a number
         for s, (ask, pick, made, ids) in enumerate(zip(self._asks, self._picks, self._made, emitted, strict=True)):
             if not ids:
                 continue
             expected, length = self._chosen[s]
+            if length and not self._is_fixed(ask):
+                drafted += length
+                accepted += min(len(ids) - 1, length)
             if length and s != self._probed:
                 self._expected += expected
                 self._right += min(len(ids) - 1, length)
@@ -202,9 +216,20 @@ class DraftLengthController:
                 self.acceptance.record(ask.seq_id, pick.costly, padded, None, ids)
                 if made.cumulative is not None:
                     self.acceptance.record(ask.seq_id, pick.costly, made.token_ids, made.cumulative, ids)
-        self._asks, self._picks, self._made = (), [], ()
+        if self._adaptive and self._asked and self._tokens:
+            self._account(drafted, accepted, drafting)
+        self._asks, self._picks, self._made, self._tokens = (), [], (), 0
         self.cost.observe(rows, seconds)
         self._saved = min(self._saved + PROBE_SHARE * seconds, _MOST_SAVED)
+
+    def _account(self, drafted: int, accepted: int, drafting: float) -> None:
+        """An accepted token saves its share of a later step of as many sequences."""
+        plain = self.cost.seconds(self._rows)
+        self._worth.observe(
+            accepted * self.cost.seconds(self._tokens) / self._tokens,
+            self.cost.seconds(self._rows + drafted) - plain + drafting,
+            plain,
+        )
 
     @property
     def trust(self) -> float:

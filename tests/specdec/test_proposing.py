@@ -131,3 +131,30 @@ def test_each_sequence_gets_the_costly_draft_that_was_made_for_it() -> None:
     assert engine.run(submissions) == plain
     drafted = sum(step.num_drafted for step in engine.steps)
     assert drafted == sum(step.num_accepted for step in engine.steps) > 20
+
+
+def test_a_request_that_named_a_number_gets_its_drafts_while_asking_does_not_pay_for_the_others() -> None:
+    controller = DraftLengthController(StepCost([(1, 1e-3), (64, 1e-3)]))
+    engine = OfflineEngine(
+        build_executor("llama", "bfloat16", vocab_size=97),
+        OfflineConfig(num_speculative_tokens=3),
+        num_blocks=64,
+        speculate=lambda *_: Speculation({"wrong": Wrong()}, "wrong", controller),
+    )
+    controller.asking = lambda: False  # type: ignore[method-assign]
+    params = [SamplingParams(seed=1, temperature=0.0, max_tokens=8, num_speculative_tokens=n) for n in (None, 2)]
+    engine.run([Submission((5, 6, 7), each) for each in params])
+    assert [step.num_drafted for step in engine.steps][1:5] == [2, 2, 2, 2]
+
+
+class Wrong:
+    """Drafts what never comes."""
+
+    name = "wrong"
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        return [[96] * request.max_drafts for request in requests]
+
+    def update(self, sequence: Sequence_, num_emitted: int) -> None: ...
+
+    def release(self, seq_id: int) -> None: ...
