@@ -22,7 +22,7 @@ from specdec.sampling import Sampler
 from specdec.speculation import Speculation, SpeculationConfig, build_speculation
 
 NO_DRAFT_MODEL = "no draft model"
-_EXIT_SHARE = 3  # of the target's layers one in so many drafts
+_EXIT_SHARE = 6  # of the target's layers one in so many drafts
 _DEEP_EXITS = 0.25  # share of the cases
 _DRAFT_SEED = 5
 _ALL = (*DRAFTER_NAMES, MODEL, EXIT, AUTO)

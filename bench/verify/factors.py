@@ -9,7 +9,9 @@ from bench.verify.covering import Constraint, Design, Factor, Row
 from specdec.drafters.registry import EXIT
 
 BATCHES = ("1", "2", "4", "8", "16")  # requests in flight together
-LENGTHS = ("1", "2", "7", "16", "64", "128", "512")  # output tokens of the leading request
+# Output tokens of the leading request: these, and the first of LONGEST that leaves half of the context to the prompt.
+LENGTHS = ("1", "2", "7", "16", "64")
+LONGEST = ("512", "256", "128")
 CHUNKS = ("5", "16", "33", "128", "512")  # max_num_batched_tokens: below, in and above each row tile of the kernels
 BLOCK_SIZES = ("1", "4", "16", "64")
 DRAFT_LENGTHS = tuple(str(k) for k in range(9))
@@ -42,7 +44,9 @@ def thread_counts() -> tuple[str, ...]:
 
 def lengths_for(max_model_len: int) -> tuple[str, ...]:
     """The output lengths that leave half of the context to the prompt; at least one token."""
-    return tuple(length for length in LENGTHS if int(length) <= max(1, max_model_len // 2))
+    fitting = [length for length in (*LENGTHS, *LONGEST) if int(length) <= max(1, max_model_len // 2)]
+    longest = [length for length in fitting if length in LONGEST]
+    return tuple(length for length in fitting if length not in longest[1:])
 
 
 def build_design(
@@ -70,7 +74,19 @@ def build_design(
         Factor("arrival", ARRIVALS),
         Factor("aborts", ("no", "yes")),
     )
-    return Design(factors, _constraints())
+    return Design(factors, (*_constraints(), _far(tuple(sampling), tuple(prompts))))
+
+
+def _far(sampling: Sequence[str], prompts: Sequence[str]) -> Constraint:
+    """Each request that is asked for the longest output costs as many forwards of one row."""
+    wide, narrow = (sampling, prompts) if len(sampling) >= len(prompts) else (prompts, sampling)
+    pairs = {frozenset((name, narrow[i % len(narrow)])) for i, name in enumerate(wide)}
+    return Constraint(
+        "a request that decodes far is decoded plainly as far, alone: each kind of prompt meets few sampling sets "
+        "there, and each sampling set few kinds of prompts",
+        ("length", "sampling", "prompts"),
+        lambda r: r["length"] not in LONGEST or frozenset((r["sampling"], r["prompts"])) in pairs,
+    )
 
 
 def _constraints() -> tuple[Constraint, ...]:

@@ -15,7 +15,7 @@ from itertools import chain, count
 
 from bench.verify.cases import Case, parse_spec
 from bench.verify.covering import Combination, Design
-from bench.verify.factors import DANGEROUS, NO_DRAFTER
+from bench.verify.factors import DANGEROUS, NO_DRAFTER, ORACLES
 
 SUITES = ("quick", "full")
 QUICK_POSITIONS = 40_000
@@ -85,14 +85,15 @@ class Suite:
         return held
 
     def fill(self) -> Iterator[Case]:
-        """Cases that add positions, without end: large batches with drafts, otherwise random values."""
+        """Cases that add positions, without end: otherwise random values, but large batches, and drafts from the known
+        answers, spoiled here and there, so that in each step each sequence accepts another number of them."""
         lengths = self._values("length")
         for number in count(1):
             fixed = {
                 "batch": (_FILL_BATCHES[number % len(_FILL_BATCHES)],),
                 "length": ("64",) if "64" in lengths else lengths[-1:],
                 "condition": ("none",),
-                "drafter": tuple(name for name in self._values("drafter") if name != NO_DRAFTER),
+                "drafter": tuple(name for name, spoiled in ORACLES.items() if spoiled),
                 "chunk": ("128", "512"),
             }
             yield Case(f"f{number:03d}", self.design.random_row(random.Random(f"fill/{self.seed}/{number}"), fixed))

@@ -98,9 +98,24 @@ def test_every_draft_length_meets_every_drafter_and_none_means_no_drafter() -> N
     assert (("drafter", "ngram"), ("k", "0")) not in pairs
 
 
-@pytest.mark.parametrize(("context", "longest"), [(1, "1"), (5, "2"), (64, "16"), (8192, "512")])
+@pytest.mark.parametrize(
+    ("context", "longest"), [(1, "1"), (5, "2"), (64, "16"), (130, "64"), (300, "128"), (600, "256"), (8192, "512")]
+)
 def test_output_lengths_fit_the_models_context(context: int, longest: str) -> None:
-    assert lengths_for(context)[-1] == longest
+    lengths = lengths_for(context)
+    assert lengths[-1] == longest
+    assert sum(int(length) > 64 for length in lengths) <= 1
+
+
+def test_every_sampling_set_and_prompt_class_decodes_far_though_few_requests_do() -> None:
+    design = real_design()
+    values = {factor.name: factor.values for factor in design.factors}
+    pairs = set(design.combinations(2))
+    for name in ("sampling", "prompts"):
+        for value in values[name]:
+            assert ((name, value), ("length", "512")) in pairs or (("length", "512"), (name, value)) in pairs
+    far = {(row["sampling"], row["prompts"]) for row in design.cover(2) if row["length"] == "512"}
+    assert len(far) == max(len(values["sampling"]), len(values["prompts"]))
 
 
 def test_what_did_not_come_about_is_tried_together_first_and_then_by_itself() -> None:
