@@ -23,7 +23,10 @@ from tests.server.chat_builders import HELLO, joined_chat, save_chat_model
 from tests.server.test_disconnect import assert_idle, send, wait_for
 from tests.server.test_equality import BODIES, MIXED, answer
 from tests.server.test_openai_client import GROUPS, ask_async, ask_sync
+from tests.server.test_step_trace import BODY as TRACED
+from tests.server.test_step_trace import check_steps, traced
 from tests.server.test_worker import is_running
+from tests.server.ui.records import feed_of
 
 K = 4
 STALL_SECONDS = 10.0  # of this server: a process that says nothing for so long is not healthy
@@ -252,6 +255,27 @@ def test_audits_find_no_difference(there: httpx.Client, base: str) -> None:
 
 
 @pytest.mark.case("V 36130")
+def test_where_tokens_come_from_is_told(there: httpx.Client) -> None:
+    answer = there.post("/v1/completions", json=traced({**TRACED, "model": MODEL_NAME})).json()
+    (choice,) = answer["choices"]
+    check_steps(choice["speculation"]["steps"], choice["token_ids"])
+
+
+def test_the_page_sees_its_steps_and_its_blocks(there: httpx.Client) -> None:
+    state = there.get("/ui/state").json()
+    assert state["acceptance"]["break_even"]
+    with there.stream("GET", "/ui/feed", params={"after": 0}) as response:
+        events: dict[str, Any] = {}
+        for name, data in feed_of(response):
+            events.setdefault(name, data)
+            if {"steps", "requests", "blocks"} <= set(events):
+                break
+    assert events["steps"]["seq"] >= state["seq"] > 0
+    assert events["requests"]["requests"]
+    assert len(events["blocks"]["map"]) == state["server"]["num_blocks"]
+    assert "c" in events["blocks"]["map"]
+
+
 def test_a_process_that_is_stopped_is_not_healthy_until_it_goes_on(
     there: httpx.Client, base: str, child: ChildProcess
 ) -> None:
