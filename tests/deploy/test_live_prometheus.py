@@ -22,7 +22,7 @@ PROMPTS = [
     "the quick brown fox jumps over the lazy dog. the quick brown fox",
     "Hello, world! Hello,",
 ]
-CLIENTS = 3
+CLIENTS = 2
 
 
 def keep_asking(url: str, which: int, enough: threading.Event) -> None:
@@ -33,7 +33,7 @@ def keep_asking(url: str, which: int, enough: threading.Event) -> None:
             number += 1
             body = {"model": MODEL_NAME, "max_tokens": 24, "seed": number, "prompt": PROMPTS[which % len(PROMPTS)]}
             http.post("/v1/completions", json={**body, "stream": number % 2 == 0})
-            if number % 5 == 0:
+            if number % 2 == 0:
                 http.post("/v1/completions", json={**body, "prompt": "0 1 2 " * CONTEXT})
 
 

@@ -251,7 +251,6 @@ class Table(Panel):
     def _options(self) -> Json:
         return {
             "cellHeight": "sm",
-            "footer": {"countRows": False, "fields": "", "reducer": ["sum"], "show": False},
             "frameIndex": 0,
             "showHeader": True,
         }
