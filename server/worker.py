@@ -154,6 +154,9 @@ class _Child:
     """The process and its two channels: requests and answers, and the lifeline."""
 
     def __init__(self, module: str, memory_bytes: int | None) -> None:
+        # Imported here: the child imports this module too, and has no use for the settings.
+        from server.child_environment import without_secrets
+
         self.ready = False
         self._connection, theirs = duplex_pipe()
         lifeline, self._lifeline = os.pipe()
@@ -166,6 +169,7 @@ class _Child:
                 stderr=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), lifeline),
                 process_group=0,  # a terminal's interrupt is for the server
+                env=without_secrets(os.environ),
             )
         except OSError as error:
             self._connection.close()

@@ -10,9 +10,8 @@ import socket
 import subprocess
 import sys
 import weakref
-from collections.abc import Mapping
 
-from server.settings import ENV_PREFIX, SECRETS
+from server.child_environment import without_secrets
 
 STACKS_SIGNAL = signal.SIGUSR1  # has it write where its threads stand
 TERMINATE_SECONDS = 3.0  # below what server.ending gives a server that was told to end while it starts
@@ -20,8 +19,6 @@ _BOOT = (
     "import importlib, json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
     "importlib.import_module(sys.argv.pop(1)).main(*map(int, sys.argv[1:]))"
 )
-# What only the wire's side needs to know.
-_HIDDEN = frozenset(f"{ENV_PREFIX}{name.upper()}" for name in (*SECRETS, "api_keys"))
 
 
 class ChildProcess:
@@ -42,7 +39,7 @@ class ChildProcess:
                 stdout=subprocess.DEVNULL,  # stderr, which the log goes to, is the server's own
                 pass_fds=(theirs.fileno(), lifeline),
                 process_group=0,
-                env=_environment(os.environ),
+                env=without_secrets(os.environ),
             )
         except OSError:
             self.sock.close()
@@ -80,10 +77,6 @@ class ChildProcess:
         """Have it write where its threads stand to stderr. Only when it is ready: before, the signal ends it."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(STACKS_SIGNAL)
-
-
-def _environment(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name.upper() not in _HIDDEN}
 
 
 def _end(process: subprocess.Popen[bytes], lifeline: int) -> None:

@@ -39,3 +39,7 @@ def allocate(num_bytes: int) -> int:
 
 def modules() -> list[str]:
     return list(sys.modules)
+
+
+def environment() -> dict[str, str]:
+    return dict(os.environ)
