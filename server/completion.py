@@ -110,6 +110,7 @@ class Completion:
         self._choices = choices
         self._chunk_kind = chunk_kind
         self._deadline = deadline
+        self._num_open = len(choices)  # of which the reader has not had the end
         self._late: APIError | None = None  # the deadline passed before the end
         self._timer = None if deadline is None else deadline.call_at_end(self._expire)
         self._splitters = {index: TokenByToken() for index in choices} if request.token_by_token else {}
@@ -137,18 +138,22 @@ class Completion:
         self._events.abort()
 
     def _expire(self) -> None:
-        """In the engine it ends now, also if nobody reads what came so far; the reader finds it aborted."""
-        if self._deadline is not None and not self._events.finished:
+        """In the engine it ends now, if it has not ended there; a reader who is behind gets nothing of what is left."""
+        if self._deadline is not None and self._num_open > 0:
             self._late = self._deadline.passed()
             self._events.abort()
 
     def _raise_if_failed(self, event: ChoiceEvent) -> None:
+        if self._late is not None:
+            raise self._late
         if event.finish_reason == "error":
             status = 400 if event.error_type == "invalid_request" else 500
             raise APIError(status, event.error or "the request failed")
         if event.finish_reason == "abort":
             message = "the server ended the request because it is shutting down"
-            raise self._late or unavailable("shutting_down", message, retry_after=5)
+            raise unavailable("shutting_down", message, retry_after=5)
+        if event.finish_reason is not None:
+            self._num_open -= 1
 
     async def whole(self) -> dict[str, Any]:
         """The answer as one body. Raises APIError if a choice fails."""

@@ -11,7 +11,7 @@ from server.output_format import wanted_format
 from server.schemas import GenerationRequest
 from server.worker import WorkerCrashed, WorkerError, WorkerProcess, WorkerTimeout
 from specdec.grammar.check import NOT_LOADED
-from specdec.grammar.compiler import MAX_GRAMMAR_BYTES, GrammarCache, TokenizerText
+from specdec.grammar.compiler import MAX_GRAMMAR_BYTES, GrammarCache, GrammarError, TokenizerText
 
 WORKER_MEMORY = 4 * 2**30  # address space: a large tokenizer and one grammar
 LOAD_SECONDS = 60.0
@@ -34,7 +34,9 @@ class CompiledGrammars(Protocol):
     def __contains__(self, grammar: str) -> bool: ...
 
     async def prepare(self, grammar: str) -> None:
-        """Have it compiled, so that no step waits for that. Raises GrammarError."""
+        """Have it compiled, so that no step waits for that. Raises GrammarError, or scheduler.errors.AdmissionError if
+        the engine ends.
+        """
 
 
 class LocalGrammars:
@@ -117,7 +119,8 @@ class Grammars:
     async def check(self, grammar: str, param: str, *, foreign: bool = False) -> str:
         """The text for ``SamplingParams.grammar``, compiled and ready. Raises APIError, which names ``param``.
 
-        ``foreign``: it may be GBNF or EBNF, which becomes lark. 503 if too many wait for their check.
+        ``foreign``: it may be GBNF or EBNF, which becomes lark. 503 if too many wait for their check. Raises
+        AdmissionError if the engine ends meanwhile.
         """
         if self._compiled is None or self._tokenizer is None:
             raise bad_request(
@@ -135,7 +138,10 @@ class Grammars:
         finally:
             self._checking -= 1
         self._count("accepted")
-        await self._compiled.prepare(checked)
+        try:
+            await self._compiled.prepare(checked)
+        except GrammarError as error:  # it could be checked, but takes more than its share in the engine
+            raise bad_request(f"{param} {error}", param) from None
         return checked
 
     async def _check(self, grammar: str, param: str, foreign: bool) -> str:

@@ -129,13 +129,14 @@ class Service:
 
     async def read(self, request: Request, parse: Callable[[dict[str, Any]], T]) -> T:
         """``parse`` of the request's body; see :func:`server.body.read_json_object`. Raises APIError."""
-        return await read_json_object(
-            request,
-            max_bytes=self.settings.max_body_bytes,
-            deadline=self.settings.body_timeout,
-            memory=self.bodies,
-            parse=parse,
-        )
+        async with self.deadline(None, request.state.arrival_time).bound():  # its own is not known yet
+            return await read_json_object(
+                request,
+                max_bytes=self.settings.max_body_bytes,
+                deadline=self.settings.body_timeout,
+                memory=self.bodies,
+                parse=parse,
+            )
 
     def deadline(self, timeout: float | None, arrival_time: float) -> Deadline:
         """Of a request that asks for ``timeout`` seconds, if it does."""
@@ -208,9 +209,13 @@ class Service:
 
     @contextlib.contextmanager
     def counting_refusals(self) -> Iterator[None]:
-        """Counts an APIError that refuses a request for its size or for want of room before the scheduler sees it."""
+        """Counts an APIError that refuses a request for its size or for want of room before the scheduler sees it, and
+        makes one of an engine that ends meanwhile.
+        """
         try:
             yield
+        except AdmissionError as error:
+            raise self.refusal(error) from None
         except APIError as error:
             reason = error.reason or _SIZE_REASONS.get(error.code)
             if reason is not None:

@@ -20,7 +20,7 @@ from scheduler.admission import check_form, check_size
 from scheduler.audit import AuditStatus
 from scheduler.config import SchedulerConfig
 from scheduler.engine import MAX_BUFFERED_BATCHES
-from scheduler.errors import EngineUnhealthy
+from scheduler.errors import AdmissionError, EngineUnhealthy, ShuttingDown
 from scheduler.handle import RequestHandle
 from scheduler.readers import Readers
 from scheduler.remote.messages import (
@@ -183,9 +183,11 @@ class RemoteEngine(Standing):
             self._leaving[request_id] = set(self._readers.end(request_id, error))
 
     async def call(self, name: str, argument: str = "") -> Any:
-        """What the function ``name`` of the engine's process returns. Raises CallFailed or EngineUnhealthy."""
+        """What the function ``name`` of the engine's process returns. Raises CallFailed, EngineUnhealthy, or
+        ShuttingDown if the engine has ended in order.
+        """
         if self._unhealthy_reason is not None or self._ended is not None:
-            raise EngineUnhealthy(self._unhealthy_reason or "the engine has ended")
+            raise self._end_error()
         self._num_calls = number = self._num_calls + 1
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._calls[number] = future
@@ -196,7 +198,7 @@ class RemoteEngine(Standing):
             del self._calls[number]
 
     async def refresh(self) -> None:
-        with contextlib.suppress(TimeoutError, EngineUnhealthy, CallFailed):
+        with contextlib.suppress(TimeoutError, AdmissionError, CallFailed):
             self.told = await asyncio.wait_for(self.call(TELL), REFRESH_SECONDS)
 
     async def block_map(self) -> str:
@@ -333,6 +335,12 @@ class RemoteEngine(Standing):
         logger.error("the engine is unhealthy: %s", reason)
         self._lost(reason)
 
+    def _end_error(self) -> AdmissionError:
+        """Why nobody answers a call any more."""
+        if self._unhealthy_reason is not None:
+            return EngineUnhealthy(self._unhealthy_reason)
+        return ShuttingDown("the server is shutting down")
+
     def _lost(self, reason: str) -> None:
         """Nothing more comes from the other side."""
         self._status = Status()
@@ -340,7 +348,7 @@ class RemoteEngine(Standing):
         self._leaving.clear()
         for future in self._calls.values():
             if not future.done():
-                future.set_exception(EngineUnhealthy(reason))
+                future.set_exception(self._end_error())
         self._readers.fail(reason)
 
 

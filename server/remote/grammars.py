@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from scheduler.remote.engine import RemoteEngine
-from specdec.grammar.compiler import estimated_bytes
+from scheduler.remote.engine import CallFailed, RemoteEngine
+from specdec.grammar.compiler import GrammarError, estimated_bytes
 
 PREPARE = "prepare grammar"  # the call that compiles one
 
@@ -40,7 +40,13 @@ class RemoteGrammars:
         return True
 
     async def prepare(self, grammar: str) -> None:
-        await self._engine.call(PREPARE, grammar)
+        try:
+            await self._engine.call(PREPARE, grammar)
+        except CallFailed as error:
+            kind, _, reason = str(error).partition(": ")
+            if kind != GrammarError.__name__:
+                raise
+            raise GrammarError(reason) from None
         if grammar not in self._held:
             self._held[grammar] = size = estimated_bytes(grammar)
             self._bytes += size

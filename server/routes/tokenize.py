@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from server.large_json import dump_answer
-from server.openapi import POST, describe
+from server.openapi import GENERATING, describe
 from server.service import Service
 from server.shapes import TextAnswer, TokensAnswer
 from server.tokenizing import (
@@ -27,24 +27,30 @@ def tokenize_router(service: Service) -> APIRouter:
 
     @router.post(
         "/tokenize",
-        **describe(TokensAnswer, body=(TokenizeRequest, TokenizeChatRequest), errors=POST, facts=service.facts),
+        **describe(TokensAnswer, body=(TokenizeRequest, TokenizeChatRequest), errors=GENERATING, facts=service.facts),
     )
     async def create_tokens(request: Request) -> Response:
         """The ids of a text or of a chat."""
         parsed = await service.read(request, parse_tokenize)
         with service.counting_text():
-            if isinstance(parsed, TokenizeChatRequest):
-                return await _json(await tokenize_chat(parsed, service))
-            return await _json(await tokenize(parsed, service.tokenizer, service.facts))
+            async with service.deadline(None, request.state.arrival_time).bound():
+                return await _json(await _tokens(parsed, service))
 
-    @router.post("/detokenize", **describe(TextAnswer, body=DetokenizeRequest, errors=POST, facts=service.facts))
+    @router.post("/detokenize", **describe(TextAnswer, body=DetokenizeRequest, errors=GENERATING, facts=service.facts))
     async def create_text(request: Request) -> Response:
         """The text of ids."""
         parsed = await service.read(request, parse_detokenize)
         with service.counting_text():
-            return await _json(await detokenize(parsed, service.tokenizer, service.facts))
+            async with service.deadline(None, request.state.arrival_time).bound():
+                return await _json(await detokenize(parsed, service.tokenizer, service.facts))
 
     return router
+
+
+async def _tokens(parsed: TokenizeRequest | TokenizeChatRequest, service: Service) -> dict[str, Any]:
+    if isinstance(parsed, TokenizeChatRequest):
+        return await tokenize_chat(parsed, service)
+    return await tokenize(parsed, service.tokenizer, service.facts)
 
 
 async def _json(answer: dict[str, Any]) -> Response:

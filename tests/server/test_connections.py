@@ -5,14 +5,24 @@ from __future__ import annotations
 import contextlib
 import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlparse
 
+import h11
 import httpx
 import pytest
 
-from server.connections import OTHER_DESCRIPTORS, allow_connections
+from server.connections import (
+    MIN_CHUNK_BYTES,
+    OTHER_DESCRIPTORS,
+    READ_BYTES_PER_SECOND,
+    SMALL_CHUNKS,
+    BoundedParser,
+    BoundedProtocol,
+    allow_connections,
+)
 from tests.server.builders import MODEL_NAME, build_service, metric, running
 from tests.server.test_disconnect import assert_idle, wait_for
 from tests.server.test_errors import POST, error_of
@@ -107,6 +117,128 @@ def test_a_connection_too_many_is_refused_but_told_whether_the_server_lives(base
         assert clients[0].get("/version").status_code == 200
     wait_for(lambda: _all_are_served(base), "the places did not become free")
     assert metric(base, "admission_rejections_total", reason="connections") > before
+
+
+def test_far_too_many_connections_are_closed_at_once(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.connections.SPARE_CONNECTIONS", 2)
+    with contextlib.ExitStack() as stack:
+        for _ in range(MAX_CONNECTIONS + 2):
+            stack.enter_context(connection(base))
+        wait_for(lambda: _closed_at_once(base), "it is kept")
+    wait_for(lambda: _all_are_served(base), "the places did not become free")
+
+
+def _closed_at_once(base: str) -> bool:
+    with connection(base) as sock, contextlib.suppress(ConnectionResetError):
+        sock.settimeout(0.1)
+        try:
+            return sock.recv(1) == b""
+        except TimeoutError:
+            return False
+    return True
+
+
+class Transport:
+    """As far as a reader who is behind is concerned."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.aborted = False
+
+    def get_write_buffer_size(self) -> int:
+        return self.size
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+class Loop:
+    """Calls when a test says that the time has come."""
+
+    def __init__(self) -> None:
+        self.due: Callable[[], None] | None = None
+
+    def call_later(self, seconds: float, function: Callable[..., None], *args: object) -> object:
+        self.due = partial(function, *args)
+        return None
+
+
+@pytest.mark.parametrize(
+    ("read", "kept"),
+    [(0.0, False), (0.5, False), (0.99, False), (1.0, True), (3.0, True)],
+    ids=lambda value: str(value),
+)
+def test_a_reader_who_is_behind_has_to_read_so_much_in_each_span_of_time(read: float, kept: bool) -> None:
+    share = int(READ_BYTES_PER_SECOND * 2.0)
+    protocol = BoundedProtocol.__new__(BoundedProtocol)
+    protocol.transport, protocol.loop = Transport(10 * share), Loop()  # type: ignore[assignment]
+    protocol._send_timeout, protocol._send_timer = 2.0, None
+    protocol._await_reader()
+    for _ in range(3):
+        protocol.transport.size -= int(read * share)  # type: ignore[attr-defined]
+        protocol.loop.due()  # type: ignore[attr-defined]
+        protocol._send_timer = None
+        assert protocol.transport.aborted is not kept  # type: ignore[attr-defined]
+        if not kept:
+            break
+
+
+def test_a_reader_who_has_all_of_it_need_not_read_more() -> None:
+    protocol = BoundedProtocol.__new__(BoundedProtocol)
+    protocol.transport, protocol.loop = Transport(7), Loop()  # type: ignore[assignment]
+    protocol._send_timeout, protocol._send_timer = 2.0, None
+    protocol._await_reader()
+    protocol.transport.size = 0  # type: ignore[attr-defined]
+    protocol.loop.due()  # type: ignore[attr-defined]
+    assert not protocol.transport.aborted  # type: ignore[attr-defined]
+
+
+def chunked(body: bytes, size: int) -> bytes:
+    pieces = [body[i : i + size] for i in range(0, len(body), size)]
+    return b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "size", "status"),
+    [(SMALL_CHUNKS, 1, 200), (SMALL_CHUNKS + 9, 1, 400), (200_000, MIN_CHUNK_BYTES, 200), (200_000, 32, 400)],
+)
+def test_a_body_in_crumbs_is_refused_and_one_in_chunks_is_not(
+    base: str, num_bytes: int, size: int, status: int
+) -> None:
+    body = f'{{"model": "{MODEL_NAME}", "prompt": "a", "max_tokens": 1}}'.encode().ljust(num_bytes)
+    with connection(base) as sock:
+        sock.sendall(f"{POST}Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n".encode() + chunked(body, size))
+        assert read_all(sock).startswith(f"HTTP/1.1 {status}".encode())
+
+
+def test_crumbs_behind_an_early_answer_close_the_connection(base: str) -> None:
+    with connection(base) as sock:
+        sock.sendall(b"POST /nowhere HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n")
+        assert sock.recv(12) == b"HTTP/1.1 404"
+        with contextlib.suppress(ConnectionError):
+            sock.sendall(chunked(b"a" * 100_000, 1)[:-5])
+        read_all(sock)
+
+
+@pytest.mark.parametrize("target", ["/live", "/live?" + "x" * 70_000])
+def test_a_head_that_comes_as_a_whole_is_bounded_too(target: str) -> None:
+    parser = BoundedParser(65_536)
+    many = "".join(f"X-{i}: y\r\n" for i in range(8_000)) if target == "/live" else ""
+    parser.receive_data(f"GET {target} HTTP/1.1\r\nHost: x\r\n{many}\r\n".encode())
+    with pytest.raises(h11.RemoteProtocolError, match="head is too long"):
+        parser.next_event()
+
+
+def test_garbage_behind_an_early_answer_closes_the_connection_quietly(
+    base: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = "POST /nowhere HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with connection(base) as sock:
+        sock.sendall(head.encode() + b"1\r\na\r\n")
+        assert sock.recv(12) == b"HTTP/1.1 404"
+        sock.sendall(b"no chunk\r\n\r\n")
+        read_all(sock)
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_the_process_may_have_as_many_descriptors_as_connections() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ import httpx
 import openai
 import pytest
 
+from server.body import THREAD_ABOVE_BYTES
 from server.deadline import Deadline
 from server.errors import APIError
 from server.resolve import THREAD_ABOVE_CHARS
 from server.service import Service
 from tests.server.builders import MODEL_NAME, build_service, metric, running, sse_events
 from tests.server.chat_builders import HELLO
-from tests.server.holding import HeldExecutor, HeldTokenizer
+from tests.server.holding import SECONDS, HeldExecutor, HeldTokenizer
 from tests.server.test_disconnect import assert_idle, send, wait_for
 
 BODY: dict[str, Any] = {"model": MODEL_NAME, "prompt": "a", "max_tokens": 400, "ignore_eos": True}
@@ -116,6 +118,34 @@ def test_what_a_reader_does_not_read_ends_too(server: Server) -> None:
         assert_idle(server.base)
 
 
+def test_a_reader_who_is_behind_gets_nothing_after_the_deadline(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expire: list[Callable[[], object]] = []
+
+    def call_at_end(deadline: Deadline, function: Callable[[], None]) -> asyncio.TimerHandle:
+        loop = asyncio.get_running_loop()
+        expire.append(lambda: loop.call_soon_threadsafe(function))  # when the test says so
+        return loop.call_later(3600, lambda: None)
+
+    monkeypatch.setattr(Deadline, "call_at_end", call_at_end)
+    before = metric(server.base, "request_timeouts_total")
+    done = metric(server.base, "request_success_total", finished_reason="length")
+    with send(server.base, receive_buffer=4096, prompt="a", max_tokens=150, stream=True, **WORDY) as sock:
+        wait_for(
+            lambda: metric(server.base, "request_success_total", finished_reason="length") == done + 1,
+            "the engine has not done its part",
+        )
+        expire[0]()
+        wait_for(lambda: metric(server.base, "request_timeouts_total") == before + 1, "its deadline did not pass")
+        received = b""
+        while not received.endswith(b"\r\n0\r\n\r\n"):
+            received += sock.recv(65536)
+    assert b'"code":"timeout"' in received
+    assert b"data: [DONE]" in received
+    assert b'"finish_reason":"length"' not in received
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_tokenizing_ends_and_its_room_comes_back(server: Server, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     held = HeldTokenizer(server.service.tokenizer)
@@ -142,6 +172,30 @@ def test_waiting_for_a_template_ends(
     body = {"model": MODEL_NAME, "messages": HELLO, "timeout": TIMEOUT}
     assert_504(chat_http.post("/v1/chat/completions", json=body))
     assert chat_service.engine.room.num_requests == 0
+
+
+def test_texts_that_are_only_counted_have_the_servers_timeout(
+    chat_service: Service, chat_http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = chat_service.settings.model_copy(update={"request_timeout": TIMEOUT})
+    monkeypatch.setattr(chat_service, "settings", settings)
+    monkeypatch.setattr(chat_service.chat, "render", never)
+    monkeypatch.setattr("server.routes.tokenize.detokenize", never)
+    for path, body in (("/tokenize", {"messages": HELLO}), ("/detokenize", {"tokens": [70]})):
+        assert_504(chat_http.post(path, json=body))
+    assert chat_service.num_texts == 0
+
+
+def test_a_body_that_waits_to_be_parsed_has_the_servers_timeout(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = threading.Event()
+    monkeypatch.setattr("server.body.parse_json_object", lambda body: held.wait(SECONDS))
+    settings = server.service.settings.model_copy(update={"request_timeout": TIMEOUT})
+    monkeypatch.setattr(server.service, "settings", settings)
+    assert_504(server.post(prompt="a" * THREAD_ABOVE_BYTES))
+    assert server.service.bodies.held == 0
+    held.set()
 
 
 def test_a_client_who_leaves_before_the_queue_gives_its_room_back(

@@ -12,16 +12,18 @@ from typing import Any
 import httpx
 import pytest
 
+from scheduler.errors import EngineUnhealthy, ShuttingDown
 from server.errors import APIError
 from server.grammars import MAX_CHECKING, Grammars, LocalGrammars
 from server.resolve import check_limits
 from server.schemas import parse_completion
 from server.service import Service
 from server.settings import load_settings
-from specdec.grammar.compiler import GrammarCache, GrammarCompiler, TokenizerText
+from specdec.grammar.compiler import GrammarCache, GrammarCompiler, GrammarError, TokenizerText
 from specdec.grammar.text import choice, regex
 from tests.pauses import pauses
 from tests.server.builders import MODEL_NAME, byte_level_tokenizer, metric, sse_events
+from tests.server.chat_builders import HELLO
 from tests.server.test_schemas import FACTS
 
 SCHEMA = {
@@ -290,6 +292,40 @@ def test_a_check_that_hangs_or_dies_is_refused_in_time_and_the_loop_never_stands
 
     asyncio.run(all_of_them())
     assert failing.results == ["accepted", "timeout", "accepted", "crashed", "accepted"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize(
+    ("error", "status", "code", "says"),
+    [
+        (GrammarError("is too complex"), 400, "invalid_value", "is too complex"),
+        (EngineUnhealthy("the engine's process has ended"), 503, "engine_failed", "has ended"),
+        (ShuttingDown("the server is shutting down"), 503, "shutting_down", "is shutting down"),
+    ],
+    ids=["grammar", "failed", "shutting down"],
+)
+def test_a_grammar_that_the_engine_does_not_take_is_refused_clearly(
+    chat_service: Service,
+    chat_http: httpx.Client,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    status: int,
+    code: str,
+    says: str,
+    chat: bool,
+) -> None:
+    async def prepare(grammar: str) -> None:
+        raise error
+
+    monkeypatch.setattr(chat_service.grammars._compiled, "prepare", prepare)
+    prompt = {"messages": HELLO} if chat else {"prompt": "a"}
+    body = {"model": MODEL_NAME, "structured_outputs": {"regex": f"{code}[ab]"}, **prompt}
+    response = chat_http.post("/v1/chat/completions" if chat else "/v1/completions", json=body)
+    assert response.status_code == status
+    assert response.json()["error"]["code"] == code
+    assert says in response.json()["error"]["message"]
+    assert ("retry-after" in response.headers) == (status == 503)
+    assert chat_service.engine.room.num_requests == 0
 
 
 def test_no_more_grammars_wait_for_their_check_than_may(failing: Grammars) -> None:

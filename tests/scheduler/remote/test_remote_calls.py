@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from scheduler.errors import ShuttingDown
+from scheduler.errors import EngineUnhealthy, ShuttingDown
 from scheduler.remote import engine as remote_engine
 from scheduler.remote.engine import CallFailed
 from tests.scheduler.builders import build_request
-from tests.scheduler.engine_builders import Gate, check_complete, collect
+from tests.scheduler.engine_builders import Gate, check_complete, collect, until
 from tests.scheduler.remote.builders import RemoteHarness, run
 
 
@@ -27,6 +27,26 @@ class TestCalls:
             assert not h.engine._calls
 
         run(test)
+
+    @pytest.mark.parametrize("in_order", [True, False])
+    def test_a_call_ends_with_the_engine_and_says_why(self, in_order: bool) -> None:
+        async def main() -> None:
+            h = RemoteHarness()
+            h.process.host._functions = {"wait": lambda argument: asyncio.sleep(60)}
+            h.engine.start()
+            call = asyncio.create_task(h.engine.call("wait"))
+            await until(lambda: bool(h.engine._calls))
+            if in_order:
+                assert await h.engine.shutdown(drain=True)
+            else:
+                h.process.hang_up()
+            with pytest.raises(ShuttingDown if in_order else EngineUnhealthy):
+                await call
+            with pytest.raises(ShuttingDown if in_order else EngineUnhealthy):
+                await h.engine.call("wait")
+            await h.engine.shutdown(drain=False)
+
+        asyncio.run(main())
 
     def test_refreshing_tells_how_it_stands_and_never_waits_for_long(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(remote_engine, "REFRESH_SECONDS", 0.05)
