@@ -138,6 +138,7 @@ def surround(
         alias=settings.metrics_alias,
     )
     limiter = _limiter(settings, keys, metrics)
+    tokenizer = parts.tokenizer(tokenizer)
     reporter = AuditReporter(
         model=name,
         fingerprint=description.fingerprint,

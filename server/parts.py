@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from kvcache.manager import KVCacheManager
 from model.interface import Executor
+from model.tokenizer import Tokenizer
 from scheduler.request import TextFilterFactory
 from server.worker import WorkerProcess
 from specdec.constraint import TokenConstraint
@@ -35,6 +36,7 @@ class Parts:
     manager: type[KVCacheManager] = KVCacheManager
     constraint: Callable[[TokenConstraint], TokenConstraint] = unchanged
     text_filters: Callable[[TextFilterFactory], TextFilterFactory] = unchanged
+    tokenizer: Callable[[Tokenizer], Tokenizer] = unchanged  # of prompts; outputs have their text from text_filters
     worker: Callable[..., WorkerProcess] = WorkerProcess  # for grammars and for the chat template
 
 

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal, get_args
 
-Point = Literal["draft", "verify", "sample", "grammar", "allocate", "commit", "detokenize", "template", "compile"]
+Point = Literal[
+    "draft", "verify", "sample", "grammar", "allocate", "commit", "tokenize", "detokenize", "template", "compile"
+]
 Action = Literal["raise", "hang", "seize", "exit"]
 POINTS: tuple[Point, ...] = get_args(Point)
 
@@ -37,6 +39,7 @@ class Fault:
     draft, sample, grammar, detokenize  the seed of the choice (the request's, if n is 1)
     verify                              a token id among the rows of the forward
     allocate, commit                    the cache salt (the one of the table: other parts of it may be in front)
+    tokenize                            a text in the prompt
     template, compile                   a text in what the child process is to work on
     ==================================  =============================================================
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -12,6 +12,7 @@ from kvcache.manager import KVCacheManager
 from kvcache.table import BlockTable
 from model.batch import PackedBatch
 from model.interface import Executor, ForwardOutput, ReducedHead
+from model.tokenizer import Tokenizer
 from model.wrapped import WrappedExecutor
 from scheduler.request import EngineRequest, TextDecision, TextFilter, TextFilterFactory
 from server.parts import Parts
@@ -72,6 +73,7 @@ def faulty_parts(faults: Faults) -> Parts:
         manager=FaultyManager,
         constraint=lambda constraint: FaultyConstraint(constraint, faults),
         text_filters=lambda factory: FaultyTextFilters(factory, faults),
+        tokenizer=lambda tokenizer: cast(Tokenizer, FaultyTokenizer(tokenizer, faults)),
         worker=FaultyWorker,
     )
 
@@ -203,6 +205,29 @@ class FaultyConstraint:
 
     def release(self, seq_id: int) -> None:
         self._constraint.release(seq_id)
+
+
+class FaultyTokenizer:
+    """In front of what makes ids of a prompt's text."""
+
+    def __init__(self, tokenizer: Tokenizer, faults: Faults) -> None:
+        self._tokenizer = tokenizer
+        self._faults = faults
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def encode_many(self, texts: Seq[str], add_special_tokens: bool = True) -> list[list[int]]:
+        self._pass_by(texts)
+        return self._tokenizer.encode_many(texts, add_special_tokens)
+
+    def encode_ordinary(self, texts: Seq[str]) -> list[list[int]]:
+        self._pass_by(texts)
+        return self._tokenizer.encode_ordinary(texts)
+
+    def _pass_by(self, texts: Seq[str]) -> None:
+        if texts and self._faults.anything:
+            self._faults.pass_by("tokenize", _Text(texts))
 
 
 class FaultyTextFilters:

@@ -22,12 +22,14 @@ _PASSING: tuple[tuple[Point, Action], ...] = (
     ("draft", "raise"),
     ("verify", "raise"),
     ("sample", "raise"),
+    ("tokenize", "raise"),
     ("template", "raise"),
     ("compile", "raise"),
     ("template", "exit"),
     ("compile", "exit"),
     ("verify", "hang"),
     ("sample", "hang"),
+    ("tokenize", "hang"),
     ("detokenize", "hang"),
 )
 # What costs nobody anything but time: without a draft a step is a step, and a step that raised is run again.

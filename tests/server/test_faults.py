@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from bench.faults.faults import POINTS, Fault
+from server.resolve import THREAD_ABOVE_CHARS
 from tests.server.builders import MODEL_NAME, metric
 from tests.server.chat_builders import HELLO, save_chat_model
 from tests.server.fault_builders import POISON, Answer, Failing, ask, failing_server, request
@@ -44,6 +45,13 @@ OWN: dict[str, tuple[Fault, dict[str, Any], int]] = {
         {**PLAIN, "logit_bias": None, "allowed_token_ids": [POISON], "cache_salt": "own"},
         500,
     ),
+    "tokenize": (Fault("tokenize", match=MARK), {**PLAIN, "prompt": ["a", MARK]}, 500),
+    "tokenize, of a chat": (Fault("tokenize", match=MARK), CHAT, 500),
+    "tokenize, hanging": (
+        Fault("tokenize", "hang", match=MARK),
+        {**PLAIN, "prompt": MARK + "a" * THREAD_ABOVE_CHARS, "truncate_prompt_tokens": 9, "timeout": 1.0},
+        504,
+    ),
     "template": (Fault("template", match=MARK), CHAT, 500),
     "template, dying": (Fault("template", "exit", match=MARK), CHAT, 500),
     "template, hanging": (Fault("template", "hang", match=MARK), CHAT, 400),
@@ -51,7 +59,7 @@ OWN: dict[str, tuple[Fault, dict[str, Any], int]] = {
     "compile, dying": (Fault("compile", "exit", match=MARK), {**PLAIN, "structured_outputs": {"regex": MARK}}, 400),
     "compile, hanging": (Fault("compile", "hang", match=MARK), {**PLAIN, "structured_outputs": {"regex": MARK}}, 400),
 }
-BEFORE_THE_ANSWER = ("template", "compile")
+BEFORE_THE_ANSWER = ("tokenize", "template", "compile")
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +105,7 @@ def test_a_requests_own_failure_fails_it_alone_and_the_others_get_what_they_alwa
     assert failed.error is not None
     assert failed.ended
     assert failed.status == (200 if stream and fault.point not in BEFORE_THE_ANSWER else status)
-    assert failed.error["type"] == ("server_error" if status == 500 else "invalid_request_error")
+    assert failed.error["type"] == ("server_error" if status >= 500 else "invalid_request_error")
     assert httpx.get(f"{failing.base}/health").status_code == 200
     assert_idle(failing.base)
 
