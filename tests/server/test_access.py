@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,11 +28,11 @@ from server.commands import CommandError
 from server.service import Service
 from server.settings import load_settings
 from specdec.params import SamplingParams
-from tests.server.builders import MODEL_NAME, build_service, running
+from tests.server.builders import MODEL_NAME, build_service
+from tests.server.fixtures import server_fixtures
 
 ALICE, BOB = "key-of-alice-4711", "key-of-bob-0815"
 KEYS = load_keys(None, {KEYS_VARIABLE: f"alice:{ALICE},bob:{BOB}"})
-
 
 CLOSE = "Connection: close\r\n"
 
@@ -47,16 +46,7 @@ def keyed_service(tiny_model: Path, model_home: Path) -> Service:
     return build_service(tiny_model, model_home, keys=KEYS)
 
 
-@pytest.fixture(scope="module")
-def keyed(keyed_service: Service) -> Iterator[str]:
-    with running(keyed_service) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def client(keyed: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=keyed, timeout=60, trust_env=False) as client:
-        yield client
+keyed, client = server_fixtures("module", service="keyed_service", base="keyed")
 
 
 def complete(client: httpx.Client, key: str, **body: Any) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ import pytest
 from server.auth.keys import load_keys
 from server.rate import Bucket
 from server.service import Service
-from tests.server.builders import MODEL_NAME, build_service, running
+from tests.server.builders import MODEL_NAME, build_service
+from tests.server.fixtures import server_fixtures
 from tests.server.test_disconnect import wait_for
 
 TOKENS = 120
@@ -26,16 +26,7 @@ def service(tiny_model: Path, model_home: Path, tmp_path_factory: pytest.TempPat
     return build_service(tiny_model, model_home, keys=load_keys(file, {}), rate_limit_tokens=TOKENS)
 
 
-@pytest.fixture(scope="module")
-def base(service: Service) -> Iterator[str]:
-    with running(service) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def http(base: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=base, timeout=60, trust_env=False) as client:
-        yield client
+base, http = server_fixtures("module")
 
 
 def tokens_of(service: Service, name: str) -> Bucket:

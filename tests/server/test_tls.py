@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -17,7 +16,8 @@ from server.service import Service
 from server.settings import SettingsError, load_settings
 from server.tls import TlsError, check_tls, tls_options
 from tests.server import builders
-from tests.server.builders import MODEL_NAME, running
+from tests.server.builders import MODEL_NAME
+from tests.server.fixtures import server_fixtures
 
 FILES = Path(__file__).parent / "tls"
 CERTIFICATE, KEY, ENCRYPTED = FILES / "certificate.pem", FILES / "key.pem", FILES / "encrypted_key.pem"
@@ -35,10 +35,7 @@ def service(tiny_model: Path, model_home: Path) -> Service:
     return builders.build_service(tiny_model, model_home, **SETTINGS)
 
 
-@pytest.fixture(scope="module")
-def base(service: Service) -> Iterator[str]:
-    with running(service) as url:
-        yield url
+base, _ = server_fixtures("module")
 
 
 def trusting() -> ssl.SSLContext:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import openai
 import pytest
 
 from server.service import Service
 from server.tools.formats import ToolFormat
-from tests.server.builders import build_service, running
+from tests.server.builders import build_service
+from tests.server.fixtures import server_fixtures
 from tests.server.tool_builders import TEMPLATE, save_tool_model
 from tests.server.tools.asking import FORMATS, use
 
@@ -21,16 +21,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, model_home: Path) -> Servi
     return build_service(save_tool_model(tmp_path_factory.mktemp("tools") / "model", "hermes"), model_home)
 
 
-@pytest.fixture(scope="session")
-def base(service: Service) -> Iterator[str]:
-    with running(service) as url:
-        yield url
-
-
-@pytest.fixture(scope="session")
-def http(base: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=base, timeout=60, trust_env=False) as client:
-        yield client
+base, http = server_fixtures("session")
 
 
 @pytest.fixture(scope="session")
