@@ -34,7 +34,7 @@ let lastPaint = 0;
 
 function loop(time) {
   requestAnimationFrame(loop);
-  const due = !paused && store.version !== painted && time - lastPaint >= (reducedMotion.matches ? CALM_MS : PAINT_MS);
+  const due = store.version !== painted && time - lastPaint >= (reducedMotion.matches ? CALM_MS : PAINT_MS);
   if (!due && painted !== STALE) return;
   lastPaint = time;
   paint();
@@ -96,13 +96,18 @@ byId("key-form").addEventListener("submit", (event) => {
   byId("key-card").hidden = true;
   setText(byId("key-problem"), "");
   byId("prompt").focus();
-  live.start();
+  if (!paused) live.start();
 });
 
 byId("pause").addEventListener("click", () => {
   paused = !paused;
   byId("pause").setAttribute("aria-pressed", String(paused));
   setText(byId("pause"), paused ? "Go on" : "Pause");
+  if (!paused) live.start();
+  else {
+    live.stop(); // and not only the painting: the server has nothing to send to who does not look
+    showStatus("idle", "paused");
+  }
 });
 
 const repaint = () => (painted = STALE);

@@ -80,11 +80,13 @@ export class Live {
   }
 
   async #readFeed(after, signal, onConnected) {
+    let first = true;
     for await (const { event, data } of this.#client.events(`ui/feed?after=${after}`, { signal })) {
       if (event === "steps") {
         onConnected();
         this.#onStatus("live", "live");
-        this.#store.addSteps(data);
+        this.#store.addSteps(data, first);
+        first = false;
       } else if (event === "requests") this.#store.addRequests(data.requests);
       else if (event === "blocks") this.#store.setBlocks(data);
     }

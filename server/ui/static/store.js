@@ -22,8 +22,9 @@ export class Store {
     this.version++;
   }
 
-  addSteps({ dropped, steps }) {
-    if (this.steps.length) this.dropped += dropped; // what was before the page is not missing
+  /** `first`: of a feed that has just been opened; what was before it is not missing. */
+  addSteps({ dropped, steps }, first = false) {
+    if (!first) this.dropped += dropped;
     if (dropped) this.#lastTime.clear(); // a gap across steps that are missing is none
     for (const step of steps) {
       const itl = [];
