@@ -6,9 +6,10 @@ import contextlib
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, ViewportSize, sync_playwright
 
 PATIENCE_MS = 60_000  # until something is seen; it comes as soon as it is there
 
@@ -34,14 +35,21 @@ class Witness:
 
     def watch(self, page: Page) -> None:
         page.on("request", lambda request: self.requests.append(request.url))
-        page.on("console", lambda line: self.complaints.append(line.text) if line.type in ("error", "warning") else None)
+        page.on("console", self._hear)
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    def _hear(self, line: ConsoleMessage) -> None:
+        if line.type in ("error", "warning"):
+            self.complaints.append(line.text)
 
 
 @contextlib.contextmanager
-def opened(browser: Browser, url: str, *, width: int = 1280, height: int = 900, scheme: str = "light") -> Iterator[Page]:
-    """A new page in a context of its own (no storage of others), of which nothing may be complained."""
-    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
+def opened(
+    browser: Browser, url: str, *, width: int = 1280, height: int = 900, scheme: Literal["light", "dark"] = "light"
+) -> Iterator[Page]:
+    """A new page in a context of its own, with nothing of other pages' storage. It is calm: a picture a second."""
+    size: ViewportSize = {"width": width, "height": height}
+    context = browser.new_context(viewport=size, color_scheme=scheme, reduced_motion="reduce")
     context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
     page.goto(url)

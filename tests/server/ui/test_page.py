@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import pytest
@@ -84,7 +84,9 @@ def test_both_runs_show_the_tokens_that_the_api_gives_and_no_difference(
 
 def test_the_ribbon_tells_where_tokens_come_from(page: Page) -> None:
     run(page)
-    ways = {kind: page.locator(f"#lane-on .token.{kind}").count() for kind in ("accepted", "bonus", "recovered", "plain")}
+    ways = {
+        kind: page.locator(f"#lane-on .token.{kind}").count() for kind in ("accepted", "bonus", "recovered", "plain")
+    }
     assert ways["accepted"] > 0
     assert ways["bonus"] + ways["recovered"] > 0
     assert page.locator("#lane-off .token").count() == page.locator("#lane-off .token.plain").count()
@@ -208,7 +210,9 @@ def test_a_prompt_is_run_and_its_steps_read_with_the_keyboard_alone(page: Page) 
         page.keyboard.press("Tab")
     page.keyboard.press("ArrowRight")
     expect(page.locator("#lane-on [aria-selected=true]")).to_have_attribute("data-step", "1")
-    chosen = page.evaluate("document.getElementById(document.activeElement.getAttribute('aria-activedescendant')).dataset.step")
+    chosen = page.evaluate(
+        "document.getElementById(document.activeElement.getAttribute('aria-activedescendant')).dataset.step"
+    )
     assert chosen == "1"
     expect(page.locator("#step-detail")).to_contain_text("Step 2:")
     page.keyboard.press("End")
@@ -258,7 +262,7 @@ def test_with_keys_nothing_is_asked_before_there_is_one_and_a_wrong_one_is_told(
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_token_can_be_read_in_both_themes(browser: Browser, base: str, scheme: str) -> None:
+def test_every_token_can_be_read_in_both_themes(browser: Browser, base: str, scheme: Literal["light", "dark"]) -> None:
     with opened(browser, f"{base}/ui", scheme=scheme) as page:
         page.locator("#outcome").evaluate("(box) => { box.hidden = false; }")
         contrasts = page.evaluate(CONTRASTS)
