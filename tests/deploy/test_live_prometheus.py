@@ -1,7 +1,11 @@
-"""A real Prometheus scrapes a real server under load: every board, variable and rule finds something there."""
+"""A real Prometheus scrapes a real server under locust: every board, variable and rule finds something there."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,24 +21,36 @@ from tests.server.builders import CONTEXT, MODEL_NAME, build_service, running
 
 pytestmark = needs_prometheus
 
-PROMPTS = [
-    "0 1 2 0 1 2 0 1 2",
-    "the quick brown fox jumps over the lazy dog. the quick brown fox",
-    "Hello, world! Hello,",
-]
-CLIENTS = 2
+LOCUST = (
+    "-m", "locust", "-f", str(boards.ROOT / "deploy" / "locust" / "locustfile.py"), "--headless", "--only-summary",
+    "-u", "2", "-r", "2", "-t", "10m", "--classes", "chat,copy", "--sharing", "all", "--output-tokens", "16-32",
+)  # fmt: skip
 
 
-def keep_asking(url: str, which: int, enough: threading.Event) -> None:
-    """One client: answers that are drafted, whole and streamed, and now and then a prompt that cannot be served."""
-    with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
-        number = 0
-        while not enough.is_set():
-            number += 1
-            body = {"model": MODEL_NAME, "max_tokens": 24, "seed": number, "prompt": PROMPTS[which % len(PROMPTS)]}
-            http.post("/v1/completions", json={**body, "stream": number % 2 == 0})
-            if number % 2 == 0:
-                http.post("/v1/completions", json={**body, "prompt": "0 1 2 " * CONTEXT})
+@contextlib.contextmanager
+def load(url: str, folder: Path) -> Iterator[None]:
+    """Locust, and beside it somebody whose prompts are too long, until the block ends."""
+    enough = threading.Event()
+
+    def ask_too_much() -> None:
+        with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
+            while not enough.wait(0.5):
+                http.post("/v1/completions", json={"model": MODEL_NAME, "prompt": "0 1 2 " * CONTEXT})
+
+    client = threading.Thread(target=ask_too_much, daemon=True)
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("LOCUST_", "LOAD_"))}
+    with (folder / "locust.log").open("wb") as out:
+        command = [sys.executable, *LOCUST, "--host", url]
+        locust = subprocess.Popen(command, cwd=folder, env=variables, stdout=out, stderr=subprocess.STDOUT)
+        client.start()
+        try:
+            yield
+            assert locust.poll() is None, (folder / "locust.log").read_text("utf-8")
+        finally:
+            enough.set()
+            client.join(60)
+            locust.terminate()
+            locust.wait(60)
 
 
 @pytest.fixture(scope="module")
@@ -42,19 +58,10 @@ def prometheus(tiny_model: Path, model_home: Path, tmp_path_factory: pytest.Temp
     """Beside the server a target that nobody answers, so that an alert fires."""
     folder = tmp_path_factory.mktemp("prometheus")
     service = build_service(tiny_model, model_home, audit_rate=1.0, num_speculative_tokens=4)
-    enough = threading.Event()
-    with running(service) as url:
+    with running(service) as url, load(url, folder):
         config = write_config(folder, [url.removeprefix("http://"), f"127.0.0.1:{free_port()}"])
-        clients = [threading.Thread(target=keep_asking, args=(url, i, enough), daemon=True) for i in range(CLIENTS)]
         with prometheus_process(config, folder / "log") as found:
-            for client in clients:
-                client.start()
-            try:
-                yield found
-            finally:
-                enough.set()
-                for client in clients:
-                    client.join(60)
+            yield found
 
 
 @pytest.mark.parametrize("name", boards.NAMES)
