@@ -87,6 +87,12 @@ def test_arrivals_come_at_their_rate_with_the_spread_of_their_kind(kind: str, sp
     assert times[0] > 100.0
 
 
+def test_what_is_due_is_what_was_announced() -> None:
+    arrivals = Arrivals(3.0, "poisson", random.Random(2), 0.0)
+    announced, due = zip(*((arrivals.next, arrivals.take()) for _ in range(20)), strict=True)
+    assert announced == due
+
+
 def test_sources_of_even_arrivals_are_not_in_step() -> None:
     first = {Arrivals(1.0, "constant", random.Random(i), 0.0).next for i in range(10)}
     assert len(first) == 10
