@@ -6,7 +6,7 @@ import { parts } from "./store.js";
 
 const BAR = 5;
 const GAP = 1;
-const MARGIN = { left: 44, right: 4, top: 10, bottom: 4 };
+const MARGIN = { left: 54, right: 4, top: 10, bottom: 4 };
 const NICE = [1, 2, 2.5, 5, 10];
 
 export class Timeline {
@@ -106,9 +106,14 @@ function drawGrid(context, top, y, width) {
     context.stroke();
     if (i % 2 === 0) {
       context.fillStyle = colour("--muted");
-      context.fillText(i === 0 ? "0" : `${Number((seconds * 1000).toPrecision(3))} ms`, MARGIN.left - 6, at);
+      context.fillText(i === 0 ? "0" : label(seconds), MARGIN.left - 6, at);
     }
   }
+}
+
+/** Of at most seven characters, which the margin has room for. */
+function label(seconds) {
+  return seconds < 1 ? `${Number((seconds * 1000).toPrecision(3))} ms` : `${Number(seconds.toPrecision(3))} s`;
 }
 
 /** Draft dark at the foot, verify in the middle, the rest light on top: told apart by lightness and place. */
