@@ -191,7 +191,7 @@ class DraftLengthController:
         return choice
 
     def observe(self, emitted: Seq[Seq[int]], *, rows: int, seconds: float, drafting: float = 0.0) -> None:
-        """The step ran ``rows`` rows in ``seconds``, without the ``drafting`` before; ``emitted`` is what each ask got."""
+        """The step ran ``rows`` rows in ``seconds``, without ``drafting`` before it; each ask got ``emitted``."""
         self._expected *= _TRUST_DECAY
         self._right *= _TRUST_DECAY
         drafted = accepted = 0  # of those that did not ask for a number
