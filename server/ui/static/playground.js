@@ -13,6 +13,7 @@ export class Playground {
   #server = null;
   #off = new Lane(byId("lane-off"), (step, number) => this.#show(step, number));
   #on = new Lane(byId("lane-on"), (step, number) => this.#show(step, number));
+  #hint = byId("step-detail").firstElementChild;
   #abort = null; // of the run that goes on
   #replaying = 0; // the frame that is asked for
 
@@ -117,7 +118,7 @@ export class Playground {
     this.#verdict("", "running: first without speculation, then with it");
     const limit = Number(byId("max-tokens").value);
     for (const lane of [this.#off, this.#on]) lane.reset(limit, this.#server.num_speculative_tokens);
-    byId("step-detail").replaceChildren(element("p", { class: "hint", text: "Point at a step, or move to the tokens and use the arrow keys, to see what was drafted and what was rejected." }));
+    byId("step-detail").replaceChildren(this.#hint);
   }
 
   #conclude(seed) {
@@ -127,17 +128,17 @@ export class Playground {
     const slowest = Math.max(off.seconds, on.seconds);
     for (const lane of [off, on]) lane.progress(lane.seconds / slowest);
     const at = firstDifference(off.ids, on.ids);
-    const with_seed = `seed ${seed}`;
-    if (at === null) this.#verdict("yes", `No difference: all ${off.ids.length} tokens are identical (${with_seed}).`);
-    else this.#verdict("no", this.#differs(at, with_seed));
+    const withSeed = `seed ${seed}`;
+    if (at === null) this.#verdict("yes", `No difference: all ${off.ids.length} tokens are identical (${withSeed}).`);
+    else this.#verdict("no", this.#differs(at, withSeed));
     byId("replay").hidden = false;
     setText(byId("announce"), `Done. ${byId("difference").textContent} Speed-up ${factor.toFixed(2)} times.`);
   }
 
-  #differs(at, with_seed) {
+  #differs(at, withSeed) {
     const said = (lane) => (at < lane.texts.length ? quoted(lane.texts[at]) : "nothing");
     const promise = this.#server.level === "L0" ? "This must not happen: please report it." : `The server promises ${this.#server.level} here.`;
-    return `Different from token ${at + 1} on: ${said(this.#off)} without, ${said(this.#on)} with speculation (${with_seed}). ${promise}`;
+    return `Different from token ${at + 1} on: ${said(this.#off)} without, ${said(this.#on)} with speculation (${withSeed}). ${promise}`;
   }
 
   #verdict(equal, text) {

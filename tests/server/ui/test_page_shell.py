@@ -66,7 +66,7 @@ def test_a_file_that_the_browser_has_is_not_sent_again(http: httpx.Client) -> No
     first = http.get(f"{PAGE}/app.js")
     again = http.get(f"{PAGE}/app.js", headers={"If-None-Match": first.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
-    other = http.get(f"{PAGE}/app.css", headers={"If-None-Match": first.headers["etag"]})
+    other = http.get(f"{PAGE}/charts.css", headers={"If-None-Match": first.headers["etag"]})
     assert other.status_code == 200
 
 
