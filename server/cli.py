@@ -6,6 +6,7 @@ The latter come by entry points (server.commands), as server/ does not know benc
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -35,8 +36,9 @@ _EXIT_CODES = (
 
 
 def report(line: str) -> None:
-    """One line for whoever started the process; the log proper goes its own way."""
-    print(f"truedraft: {line}", file=sys.stderr, flush=True)
+    """One line for whoever started the process, if they still read; the log proper goes its own way."""
+    with contextlib.suppress(OSError, ValueError):  # the reader has gone, the disk is full, stderr is closed
+        print(f"truedraft: {line}", file=sys.stderr, flush=True)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import contextlib
 import errno
@@ -36,6 +37,8 @@ LAST_ANSWERS_SECONDS = 2.0  # /health says 503 for so long before a failed proce
 ENGINE_SECONDS = 5.0  # for the step that runs when the engine is to end
 TIMER_SECONDS = 5.0  # that the runtime's own timer leaves the watchdog to act first
 END_SECONDS = 15.0  # for what follows when all requests have ended: flushing, closing, joining threads
+WRITE_SECONDS = 2.0  # for what is written to stderr, while it may be that nobody reads
+MOST_SECONDS = 1e9  # that the runtime's timer takes, and more than anybody waits
 MAX_HEADER_BYTES = 64 * 1024
 
 
@@ -80,7 +83,7 @@ def run(
         raise _cannot_listen(f"{service.settings.host}:{service.settings.port}", error) from error
     runner = _Runner(service, sock, report, build_app(service))
     code = asyncio.run(runner.run())
-    if not runner.ended_in_order:
+    if not (runner.ended_in_order and _flushed()):
         _leave(code)
     return code
 
@@ -94,7 +97,8 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._on_started()
+        if self.started:
+            self._on_started()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -105,7 +109,7 @@ class _Runner:
     def __init__(self, service: Service, sock: socket.socket, report: Report, app: ASGIApp) -> None:
         self._service = service
         self._sock = sock
-        self._report = report
+        self._tell = report
         self._exit_code = 0
         self.ended_in_order = True  # False: the model thread may still run
         self._num_signals = 0
@@ -135,6 +139,9 @@ class _Runner:
             self._announce,
         )
 
+    def _report(self, line: str) -> None:
+        _in_time(partial(self._tell, line))
+
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -145,6 +152,8 @@ class _Runner:
         watching = asyncio.create_task(self._watch())
         try:
             await self._server.serve(sockets=[self._sock])
+            if not self._server.started:
+                self._exit_code = 1  # the application did not start, and has said why
         finally:
             watching.cancel()
             self._watchdog.end_within(END_SECONDS)
@@ -156,8 +165,7 @@ class _Runner:
         if self._num_signals == 1:
             self._watchdog.end_within(self._service.settings.shutdown_timeout + ENGINE_SECONDS + END_SECONDS)
             return
-        with contextlib.suppress(RuntimeError):  # it may interrupt this very call
-            self._report("ending at once")
+        self._report("ending at once")
         _leave(1)
 
     def _on_signal(self) -> None:
@@ -193,7 +201,7 @@ class _Runner:
             if engine.healthy and engine.seconds_since_progress > limit:
                 reason = f"no step has ended for {limit:g} seconds"
                 self._report(f"{reason}; the threads are:")
-                engine.dump_stacks()
+                _in_time(engine.dump_stacks)
                 self.ended_in_order = False  # the step may never end
                 engine.give_up(reason)
             if not engine.healthy and not self._exit_code:
@@ -209,23 +217,52 @@ class _Runner:
     def _on_frozen(self, reason: str) -> None:
         """In the watchdog's thread."""
         self._report(f"{reason}; the threads are:")
-        faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+        _in_time(partial(faulthandler.dump_traceback, file=sys.stderr, all_threads=True))
         _leave(1)
 
 
 def _arm_timer(seconds: float) -> None:
     """Unless armed again before, it ends the process with the stacks and exit code 1, whoever holds the interpreter."""
     with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):  # stderr is closed
-        faulthandler.dump_traceback_later(seconds, exit=True, file=sys.stderr)
+        faulthandler.dump_traceback_later(min(seconds, MOST_SECONDS), exit=True, file=sys.stderr)
+
+
+def _flushed() -> bool:
+    """What was written has gone out. If it cannot, the interpreter's end would fail, with an exit code of its own."""
+
+    def flush() -> None:
+        flush_log()
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+    return _in_time(flush)
+
+
+def _in_time(write: Callable[[], object]) -> bool:
+    """Whether it was written soon: to a pipe that nobody reads a write never returns, and nothing may wait for it.
+
+    Its thread is started as plainly as can be: a signal may have interrupted whoever was starting one.
+    """
+    over, written = _thread.allocate_lock(), []
+
+    def call() -> None:
+        try:
+            write()
+            written.append(True)
+        except (OSError, RuntimeError, ValueError):  # nobody reads, a signal has interrupted a write, it is closed
+            pass
+        finally:
+            over.release()
+
+    over.acquire()
+    _thread.start_new_thread(call, ())
+    over.acquire(timeout=WRITE_SECONDS)
+    return bool(written)
 
 
 def _leave(code: int) -> NoReturn:
     """Without waiting for the model thread, which a step may hold."""
     try:
-        flush_log()
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except (OSError, RuntimeError):  # nobody reads, or a signal has interrupted a write
-        pass
+        _flushed()
     finally:
         os._exit(code)

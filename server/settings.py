@@ -40,7 +40,12 @@ class Settings(BaseSettings):
     """Frozen; built by :func:`load_settings` and passed down from there."""
 
     model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX, extra="forbid", frozen=True, env_ignore_empty=True, protected_namespaces=()
+        env_prefix=ENV_PREFIX,
+        extra="forbid",
+        frozen=True,
+        env_ignore_empty=True,
+        protected_namespaces=(),
+        allow_inf_nan=False,
     )
 
     # --- model ---

@@ -22,7 +22,8 @@ import pytest
 from model.exactness import ExactnessCheck
 from model.loader import LoadedModel, load_model
 from server.cli import main
-from tests.server.builders import CONTEXT, MODEL_NAME
+from tests.server.builders import CONTEXT, MODEL_NAME, metric
+from tests.server.test_disconnect import send, wait_for
 
 
 def command(*arguments: object) -> list[str]:
@@ -209,6 +210,42 @@ def test_what_does_not_finish_in_time_is_ended_with_an_error_and_done(tiny_model
         assert received.endswith(b"\n\ndata: [DONE]\n\n")
         assert b'"code":"shutting_down"' in received
         assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize("gone", [True, False], ids=["the reader has gone", "the reader does not read"])
+@pytest.mark.usefixtures("environment")
+def test_a_server_whose_lines_nobody_reads_any_more_ends_as_any_other(tiny_model: Path, gone: bool) -> None:
+    flags = ("serve", "--model", tiny_model, "--served-model-name", MODEL_NAME, "--port", 0, "--executor", "generic",
+             "--num-blocks", 64, "--num-threads", 1, "--shutdown-timeout", 240)  # fmt: skip
+    with starting(*flags, said="on http://") as (process, lines):
+        assert process.stderr is not None
+        base = lines[-1].rsplit(" on ", 1)[1]
+        if gone:
+            process.stderr.close()
+        with httpx.Client(base_url=base, timeout=60) as client:  # more lines than a pipe holds
+            for _ in range(0 if gone else 300):
+                client.get("/" + "x" * 250, headers={"X-Request-Id": "y" * 128})
+        body = {"model": MODEL_NAME, "prompt": "a", "max_tokens": 200, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{base}/v1/completions", json=body, timeout=60) as response:
+            pieces = response.iter_raw()
+            received = next(pieces)
+            process.send_signal(signal.SIGTERM)
+            received += b"".join(pieces)
+        assert received.endswith(b"data: [DONE]\n\n")
+        assert b'"finish_reason":"length"' in received
+        assert process.wait(60) == 0
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_reader_who_does_not_read_does_not_hold_up_the_end(tiny_model: Path) -> None:
+    flags = ("--send-timeout", 600, "--num-blocks", 256, "--max-num-seqs", 16)
+    with server(tiny_model, *flags) as (process, base, lines):
+        body = {"prompt": "a", "n": 8, "max_tokens": 400, "logprobs": 20, "stream": True}
+        with send(base, receive_buffer=4096, **body):
+            wait_for(lambda: metric(base, "request_success_total", finished_reason="length") == 8, "it does not end")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        assert not any("Traceback" in line for line in lines)
 
 
 @contextlib.contextmanager

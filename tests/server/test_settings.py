@@ -45,6 +45,8 @@ def test_a_file_leaves_nothing_behind_for_the_next_call(tmp_path: Path) -> None:
         ({"dtype": "int4"}, "dtype = 'int4'"),
         ({"nonsense": "1"}, "unknown setting: nonsense"),
         ({"kv_cache_memory": "much"}, "kv_cache_memory = 'much'"),
+        ({"stall_timeout": "inf"}, "stall_timeout = 'inf': input should be a finite number"),
+        ({"request_timeout": "nan"}, "request_timeout = 'nan'"),
         ({"num_blocks": "4", "kv_cache_memory": "1GiB"}, "exclude each other"),
         ({"max_num_seqs": "64", "max_num_batched_tokens": "32"}, "at least max_num_seqs"),
     ],
