@@ -130,7 +130,10 @@ export class Playground {
     const at = firstDifference(off.ids, on.ids);
     const withSeed = `seed ${seed}`;
     if (at === null) this.#verdict("yes", `No difference: all ${off.ids.length} tokens are identical (${withSeed}).`);
-    else this.#verdict("no", this.#differs(at, withSeed));
+    else {
+      this.#verdict("no", this.#differs(at, withSeed));
+      for (const lane of [off, on]) lane.ribbon.mark(at);
+    }
     byId("replay").hidden = false;
     setText(byId("announce"), `Done. ${byId("difference").textContent} Speed-up ${factor.toFixed(2)} times.`);
   }

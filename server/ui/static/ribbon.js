@@ -51,6 +51,11 @@ export class Ribbon {
     if (atEnd) box.scrollTop = box.scrollHeight;
   }
 
+  /** Marks the token where the two answers part. */
+  mark(token) {
+    this.#box.querySelectorAll(".token")[token]?.classList.add("differs");
+  }
+
   #option(step, number) {
     const option = element("span", {
       role: "option",

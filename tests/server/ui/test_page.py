@@ -131,6 +131,8 @@ def test_tokens_that_differ_are_shown_as_a_difference(page: Page) -> None:
     run(page, tokens=8)
     expect(page.locator("#difference")).to_have_attribute("data-equal", "no")
     expect(page.locator("#difference")).to_contain_text("Different from token 1 on")
+    for lane in ("lane-off", "lane-on"):
+        expect(page.locator(f"#{lane} .token").first).to_have_class(re.compile("differs"))
 
 
 def test_what_the_server_refuses_is_told_and_the_page_goes_on(page: Page) -> None:
