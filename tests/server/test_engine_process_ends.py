@@ -39,6 +39,40 @@ def wait_gone(pids: set[int]) -> None:
 
 
 @pytest.mark.usefixtures("environment")
+def test_a_server_whose_engine_dies_says_so_and_ends_with_exit_code_1(tiny_model: Path) -> None:
+    with server(tiny_model, "--engine-process") as (process, base, lines):
+        pids = children(process.pid)
+        (engine,) = pids
+        with (
+            httpx.Client(base_url=base, timeout=60) as client,
+            client.stream("POST", "/v1/completions", json={**BODY, "max_tokens": 480}) as response,
+        ):
+            pieces = response.iter_raw()
+            received = next(pieces)
+            os.kill(engine, signal.SIGKILL)
+            received += b"".join(pieces)
+        assert received.endswith(b"\n\ndata: [DONE]\n\n")
+        assert b"the engine's process has ended" in received
+        assert process.wait(60) == 1
+        wait_gone(pids)
+        assert "truedraft: the engine failed: the engine's process has ended" in lines
+        assert not any("Traceback" in line for line in lines)
+
+
+@pytest.mark.usefixtures("environment")
+def test_no_process_outlives_a_server_that_is_killed(tiny_model: Path) -> None:
+    with server(tiny_model, "--engine-process") as (process, base, _):
+        grammar = {**BODY, "ignore_eos": False, "structured_outputs": {"regex": "[ab]{3}"}}
+        with httpx.stream("POST", f"{base}/v1/completions", json=grammar, timeout=60) as response:
+            assert b"".join(response.iter_raw()).endswith(b"data: [DONE]\n\n")
+        pids = children(process.pid)
+        assert len(pids) == 2  # the engine, and who checks grammars
+        process.kill()
+        process.wait(60)
+        wait_gone(pids)
+
+
+@pytest.mark.usefixtures("environment")
 def test_a_signal_to_all_lets_requests_finish_and_leaves_no_process(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
