@@ -35,7 +35,7 @@ class Witness:
 
     def watch(self, page: Page) -> None:
         page.on("request", lambda request: self.requests.append(request.url))
-        page.on("console", self._hear)
+        page.on("console", lambda line: self._hear(line))
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
 
     def _hear(self, line: ConsoleMessage) -> None:
