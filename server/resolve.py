@@ -168,7 +168,7 @@ def _check_speculation(request: GenerationRequest, facts: ModelFacts) -> None:
         return
     if speculation.trace and request.token_by_token:
         raise bad_request(
-            "speculation.trace cannot be combined with stream_options.one_token_per_chunk: it tells of steps, not tokens",
+            "speculation.trace cannot be combined with stream_options.one_token_per_chunk: it is about steps",
             "speculation.trace",
         )
     count = speculation.num_speculative_tokens
