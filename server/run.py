@@ -243,7 +243,8 @@ def _in_time(write: Callable[[], object]) -> bool:
 
     Its thread is started as plainly as can be: a signal may have interrupted whoever was starting one.
     """
-    over, written = _thread.allocate_lock(), []
+    over = _thread.allocate_lock()
+    written: list[bool] = []
 
     def call() -> None:
         try:
