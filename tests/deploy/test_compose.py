@@ -5,6 +5,7 @@ No container is started here: there is no engine for it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -17,7 +18,9 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from load_test.flags import FLAGS
 
+from server.settings import SettingsError, load_settings
 from tests.deploy import image
 from tests.deploy.settings_of import seconds_to_end, settings_of
 
@@ -186,6 +189,19 @@ def test_locust_runs_the_file_that_is_tested_here_with_the_version_that_it_was_t
     command = SERVICES["locust"]["command"]
     assert mounted("locust", command[command.index("-f") + 1]) == ROOT / "deploy" / "locust" / "locustfile.py"
     assert SERVICES["locust"]["image"] == f"locustio/locust:{CONSTRAINTS['locust']}"
+
+
+def test_locust_is_given_the_key_that_it_reads_where_the_server_wants_one() -> None:
+    (flag,) = (flag for flag in FLAGS if flag.name == "api_key_env")
+    variables = load("compose.keys.yaml")["services"]["locust"]["environment"]
+    assert variables == {flag.default: None}  # no value: compose takes that of the shell or of .env
+
+
+@pytest.mark.parametrize(("cpus", "taken"), [("3", True), ("1.5", False)])
+def test_the_number_of_cores_has_to_be_whole(cpus: str, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRUEDRAFT_NUM_THREADS", cpus)
+    with contextlib.nullcontext() if taken else pytest.raises(SettingsError, match=r"num.threads"):
+        assert load_settings().num_threads == 3
 
 
 def prometheus_config() -> dict[str, Any]:
