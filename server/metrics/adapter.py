@@ -63,6 +63,7 @@ class Metrics:
         self._timeouts = counter("request_timeouts")
         self._responses = {int(code): counter("http_responses", code) for code in HTTP_CODES}
         self._grammar_checks = {result: counter("grammar_checks", result) for result in GRAMMAR_RESULTS}
+        gauge("start_time_seconds").set(time.time())
         if build is not None:
             gauge("build_info", *_in_order("build_info", build)).set(1)
 

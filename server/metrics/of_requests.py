@@ -181,6 +181,17 @@ HEALTH = Group(
             "that process was heard last.",
         ),
         Metric(
+            "start_time_seconds",
+            "gauge",
+            "unix time",
+            "When this server started.",
+            query="# starts within the hour, of a server that still answers\n"
+            "changes(truedraft_start_time_seconds[1h])\n"
+            "# how long it has run\n"
+            "time() - truedraft_start_time_seconds",
+            worry="It changes again and again: the server ends and is started again, also if no step of it ever ended.",
+        ),
+        Metric(
             "build_info",
             "gauge",
             ALWAYS_ONE,

@@ -15,7 +15,7 @@ NAMES = ("service", "speculation", "kv-cache", "equivalence")
 VARIABLES = {
     "$__rate_interval": "20s",
     "$__range": "1m",
-    "$job": "truedraft",
+    "$job": "truedraft.*",
     "$model_name": ".+",
     "$instance": ".+",
 }

@@ -153,9 +153,14 @@ def test_boards_share_their_variables() -> None:
     assert [variable["name"] for variable in first] == ["datasource", "job", "model_name", "instance"]
 
 
-def test_whoever_chooses_every_job_gets_only_those_with_our_metrics() -> None:
-    (job,) = (each for each in boards.board("service")["templating"]["list"] if each["name"] == "job")
-    assert "allValue" not in job
+def test_whoever_chooses_everything_gets_what_the_rules_know_also_of_servers_that_are_long_gone() -> None:
+    """Values that are looked up are those of the time range: without any server there would be none."""
+    job, model_name, instance = boards.board("service")["templating"]["list"][1:]
+    assert f'up{{job=~"{job["allValue"]}"}}' in rules.alerts()["TruedraftDown"]["expr"]
+    assert model_name["allValue"] == instance["allValue"] == ".+"
+    assert {each["name"]: each["allValue"] for each in (job, model_name, instance)} == {
+        name: boards.VARIABLES[f"${name}"] for name in ("job", "model_name", "instance")
+    }
 
 
 def test_a_link_to_another_board_keeps_what_was_chosen() -> None:

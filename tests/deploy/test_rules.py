@@ -18,6 +18,7 @@ from server.metrics.kinds import PREFIX
 from server.metrics.schema import SCHEMA, label_values
 from tests.deploy import boards, rules
 from tests.deploy.promql import selectors, unguarded
+from tests.deploy.settings_of import seconds_to_end, settings_of
 
 promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="promtool is not installed (apt-get install prometheus)"
@@ -158,6 +159,16 @@ def test_a_text_of_an_alert_uses_labels_that_its_result_has(name: str) -> None:
         )
     used = set(re.findall(r"\$labels\.(\w+)", " ".join(alert["annotations"].values())))
     assert used <= labels
+
+
+@pytest.mark.parametrize("name", ["TruedraftNotReady", "TruedraftAuditsOff"])
+def test_a_server_that_drains_raises_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the settings of the pods, which have the longest time to end."""
+    lines = (rules.ROOT / "deploy" / "kubernetes" / "base" / "settings.env").read_text("utf-8").splitlines()
+    settings = settings_of(dict(line.split("=", 1) for line in lines if line[:1] not in ("", "#")), monkeypatch)
+    minutes = rules.alerts()[name]["for"]
+    assert minutes.endswith("m")
+    assert 60 * int(minutes.removesuffix("m")) > seconds_to_end(settings) + 30  # and an interval, before it is seen
 
 
 def checks() -> Iterator[tuple[str, str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -76,6 +77,16 @@ def samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
             labels = {k: v for k, v in sample.labels.items() if k not in ("model_name", "engine")}
             found[sample.name.removeprefix("truedraft_"), frozenset(labels.items())] = sample.value
     return found
+
+
+def test_the_start_of_a_server_is_told_and_stays() -> None:
+    before = time.time()
+    metrics = Metrics(model_name="m", max_speculative_tokens=4)
+    after = time.time()
+    (told,) = (value for (name, _), value in samples(metrics.render().decode()).items() if "start_time" in name)
+    assert before <= told <= after
+    metrics.observe(RECORD)
+    assert told in samples(metrics.render().decode()).values()
 
 
 @pytest.mark.parametrize(

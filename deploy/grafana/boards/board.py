@@ -11,6 +11,7 @@ from deploy.grafana.boards.queries import PREFIX, PROCESSES
 COLUMNS = 24
 SCHEMA_VERSION = 39  # Grafana 10.4 and newer; newer ones migrate it when they load it
 TAG = "truedraft"
+JOBS = "truedraft.*"  # as the rules have it
 KNOWN = f"{PREFIX}num_requests_running"  # every server has it from its start on
 
 
@@ -117,17 +118,18 @@ def _variables() -> list[Json]:
             "regex": "",
             "options": [],
         },
-        # All jobs are those that have our metrics, named one by one: ``up`` would find every other job, too.
-        _values_of("job", "Job", KNOWN, every=None),
+        # All jobs are those that the rules know, not those that were found: after an hour without any server none is
+        # found, and a board that then says "0 down" would lie.
+        _values_of("job", "Job", KNOWN, every=JOBS),
         _values_of("model_name", "Model", f'{KNOWN}{{job=~"$job"}}', every=".+"),
         _values_of("instance", "Instance", f"up{{{PROCESSES.split(',')[0]}}}", every=".+"),
     ]
 
 
-def _values_of(label: str, title: str, series: str, *, every: str | None) -> Json:
-    """``every``: the regex that stands for all values; None: all that are there."""
+def _values_of(label: str, title: str, series: str, *, every: str) -> Json:
+    """``every``: the regex that stands for all values."""
     query = f"label_values({series}, {label})"
-    variable: Json = {
+    return {
         "type": "query",
         "name": label,
         "label": title,
@@ -142,7 +144,5 @@ def _values_of(label: str, title: str, series: str, *, every: str | None) -> Jso
         "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
         "regex": "",
         "options": [],
+        "allValue": every,
     }
-    if every is not None:
-        variable["allValue"] = every
-    return variable

@@ -41,9 +41,9 @@ PAYING = Row(
         ),
         Stat(
             "Speed-up, expected",
-            "What the controller expected of the last step, drafting apart; the mean over servers. Without a value "
-            "nothing is expected: --draft-length fixed, or no step yet.",
-            [Query(f"avg ({metric('spec_decode_expected_speedup')})")],
+            "What the controller expected of the last step, drafting apart; the mean over servers that expect something. "
+            "Without a value nothing is expected: --draft-length fixed, or no step yet.",
+            [Query(f"avg ({metric('spec_decode_expected_speedup')} > 0)")],  # NaN is above nothing
             width=4,
             decimals=2,
             steps=PAYS,
