@@ -180,7 +180,14 @@ def test_a_child_that_was_killed_between_calls_is_replaced_and_costs_none() -> N
 
 def test_a_child_has_the_environment_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRUEDRAFT_HOST", "seen")
-    for name in ("TRUEDRAFT_SSL_KEYFILE_PASSWORD", "truedraft_ssl_keyfile_password", "TRUEDRAFT_API_KEYS"):
+    for name in (
+        "TRUEDRAFT_SSL_KEYFILE_PASSWORD",
+        "truedraft_ssl_keyfile_password",
+        "TRUEDRAFT_API_KEYS",
+        "TRUEDRAFT_API_KEY",
+        "OTEL_EXPORTER_OTLP_HEADERS",
+        "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
+    ):
         monkeypatch.setenv(name, "secret")
     asyncio.run(_a_child_has_the_environment_without_secrets())
 
