@@ -32,6 +32,7 @@ class Board:
         self.steps: deque[dict[str, Any]] = deque(maxlen=MAX_STEPS)
         self.gaps: deque[float] = deque(maxlen=MAX_GAPS)  # between the steps of a choice that brought it tokens
         self._last: dict[int, float] = {}  # when each choice got tokens last
+        self._newest = 0  # the last step that was taken: a feed that is opened again begins before it
 
     def take_state(self, state: dict[str, Any]) -> None:
         if self.state is None or _is_another_start(state, self.state):
@@ -40,6 +41,7 @@ class Board:
             self.steps.clear()
             self.gaps.clear()
             self._last.clear()
+            self._newest = 0
         self.state = state
         self.running, self.waiting = state["now"]["running"], state["now"]["waiting"]
 
@@ -61,6 +63,9 @@ class Board:
             self.block_map = expanded(data["map"]) if data["rle"] else data["map"]
 
     def _take_step(self, step: dict[str, Any]) -> None:
+        if step["n"] <= self._newest:
+            return
+        self._newest = step["n"]
         self.steps.append(step)
         if self.state is not None and step["n"] > self.state["seq"]:
             self.running, self.waiting = step["running"], step["waiting"]

@@ -69,6 +69,8 @@ class UiClient:
         response = connection.getresponse()
         if response.status == 200:
             return response
+        if response.status == 401 and self._headers:
+            raise CommandError(f"{self.url} does not take the API key in the variable that --api-key-env names")
         if response.status == 401:
             raise CommandError(f"{self.url} wants an API key; name the variable that holds it with --api-key-env")
         if response.status == 404:

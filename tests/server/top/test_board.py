@@ -87,6 +87,14 @@ def test_steps_that_were_not_seen_make_no_gap() -> None:
     assert board.dropped == 50
 
 
+def test_a_step_that_is_told_again_when_the_feed_is_opened_again_counts_once() -> None:
+    board = known()
+    gaps = list(board.gaps)
+    board.take(*steps(step(42, 1.5, 1), step(43, 1.6, 1, 2), step(44, 2.0, 1)))
+    assert [each["n"] for each in board.steps] == [41, 42, 43, 44]
+    assert list(board.gaps) == [*gaps, pytest.approx(0.4)]
+
+
 def test_a_request_that_the_state_has_is_not_shown_twice() -> None:
     board = known()
     board.take("requests", {"requests": [REQUEST, {**REQUEST, "key": 8}]})
@@ -99,6 +107,8 @@ def test_a_server_that_was_started_again_is_shown_from_its_own_beginning() -> No
     assert board.seq == 0
     assert not board.steps
     assert board.running == 0
+    board.take(*steps(step(1, 0.1, 1)))
+    assert [each["n"] for each in board.steps] == [1]
 
 
 def test_states_that_overtake_each_other_are_no_new_start() -> None:

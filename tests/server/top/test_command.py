@@ -93,7 +93,12 @@ def test_the_key_comes_from_the_variable_that_is_named(
 ) -> None:
     monkeypatch.delenv("TRUEDRAFT_API_KEY", raising=False)
     assert main(["top", "--url", keyed, "--once"]) == 1
-    assert "--api-key-env" in capsys.readouterr().err
+    assert "wants an API key; name the variable that holds it with --api-key-env" in capsys.readouterr().err
+    monkeypatch.setenv("OTHER", f"{ALICE}x")
+    assert main(["top", "--url", keyed, "--once", "--api-key-env", "OTHER"]) == 1
+    told = capsys.readouterr().err
+    assert "does not take the API key" in told
+    assert ALICE not in told
     monkeypatch.setenv("OTHER", f"  {ALICE}\n")
     assert main(["top", "--url", keyed, "--once", "--api-key-env", "OTHER"]) == 0
     assert ALICE not in capsys.readouterr().out
