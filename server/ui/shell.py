@@ -56,6 +56,8 @@ def load_shell(*, keys: bool) -> dict[str, ShellFile]:
     """The page's files by the paths that serve them. ``keys``: the server has API keys, so the page asks for one."""
     files: dict[str, ShellFile] = {}
     for path in sorted(STATIC.iterdir()):
+        if path.suffix not in _MEDIA_TYPES:  # what an editor left there is no part of the page, and no reason to fail
+            continue
         body = path.read_bytes()
         if path.name == _INDEX and keys:
             body = body.replace(_KEYS_MARK, b'data-keys="yes"', 1)

@@ -71,8 +71,7 @@ export class Live {
   /** Until the feed ends or either of the two fails. */
   async #follow(signal, onConnected) {
     const state = await this.#client.json("ui/state", { signal });
-    const before = this.#store.state;
-    if (before && state.server.uptime_s < before.server.uptime_s) this.#store.forget(); // it was started again
+    if (this.#store.isAnotherStart(state)) this.#store.forget();
     this.#store.setState(state);
     // From what is shown on, so that nothing is missing; at the first time with what the server still has.
     const after = this.#store.last?.n ?? 0;

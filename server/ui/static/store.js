@@ -5,6 +5,7 @@ import { quantile } from "./format.js";
 const MAX_STEPS = 600;
 const MAX_REQUESTS = 50;
 const MAX_SEQUENCES = 4096; // whose last step is remembered for the next gap
+const LATER_START_SECONDS = 10; // more than an answer is late, or a clock is set
 
 export class Store {
   state = null; // of /ui/state
@@ -15,9 +16,11 @@ export class Store {
   version = 0; // counts changes: a painter that has seen this one has nothing to do
 
   #lastTime = new Map(); // when a sequence got its last tokens
+  #stateTime = 0; // when the state came, in milliseconds
 
-  setState(state) {
+  setState(state, now = Date.now()) {
     this.state = state;
+    this.#stateTime = now;
     if (!this.requests.length) this.addRequests([...state.recent].reverse());
     this.version++;
   }
@@ -58,6 +61,13 @@ export class Store {
     this.version++;
   }
 
+  /** Whether `state` is of a server that was started after the one that is shown: `now` in milliseconds. */
+  isAnotherStart(state, now = Date.now()) {
+    if (!this.state) return false;
+    if (state.seq < (this.last?.n ?? 0)) return true;
+    return began(state, now) - began(this.state, this.#stateTime) > LATER_START_SECONDS;
+  }
+
   /** Steps may have been numbered anew: the server was started again. */
   forget() {
     this.steps = [];
@@ -75,6 +85,11 @@ export class Store {
   get medianItl() {
     return quantile(this.steps.slice(-200).flatMap((step) => step.itl), 0.5);
   }
+}
+
+/** When the server of a state that came at `now` (milliseconds) was started, in seconds. */
+function began(state, now) {
+  return now / 1000 - state.server.uptime_s;
 }
 
 /** "12.3u1c" as "............uuuc". */

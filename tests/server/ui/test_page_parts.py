@@ -118,6 +118,31 @@ def test_a_request_that_is_told_twice_is_shown_once(page: Page) -> None:
     assert ask(page, "store", script) == [[2, 1], [2, 0], [1, 0]]
 
 
+@pytest.mark.parametrize(
+    ("seconds", "uptime", "seq", "another"),
+    [
+        (2.0, 102.0, 50, False),
+        (2.0, 99.5, 50, False),  # an answer that was late
+        (3600.0, 3700.0, 9000, False),  # a page that nobody looked at for an hour
+        (20.0, 5.0, 40, True),
+        (3600.0, 600.0, 9000, True),  # up for longer than it had been when it was seen last
+        (2.0, 101.0, 3, True),  # fewer steps than there were
+    ],
+)
+def test_a_server_that_was_started_again_is_known_as_such(
+    page: Page, seconds: float, uptime: float, seq: int, another: bool
+) -> None:
+    script = """(it, seconds, uptime, seq) => {
+      const state = (uptime_s, seq) => ({ server: { uptime_s }, recent: [], seq });
+      const store = new it.Store();
+      const fresh = store.isAnotherStart(state(1, 0), 0);
+      store.setState(state(100, 40), 1e12);
+      store.addSteps({ dropped: 0, steps: [{ n: 40, t: 100, s: {}, seqs: [], kv: [] }] });
+      return [fresh, store.isAnotherStart(state(uptime, seq), 1e12 + 1000 * seconds)];
+    }"""
+    assert ask(page, "store", script, seconds, uptime, seq) == [False, another]
+
+
 def test_the_text_of_a_token_is_never_markup(page: Page) -> None:
     hostile = "<img src=x onerror=alert(1)><b>\u202ebold\n"
     script = """(it, text) => {

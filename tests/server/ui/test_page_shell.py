@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from server.ui import shell
 from server.ui.shell import PAGE, STATIC, load_shell, open_paths
 
 ROOT = Path(__file__).parents[3]
@@ -85,6 +86,17 @@ def test_a_slash_at_the_end_leads_to_the_page(http: httpx.Client) -> None:
 @pytest.mark.parametrize("path", ["/ui/shell.py", "/ui/static/app.js", "/ui/..%2fshell.py", "/ui/app.js/"])
 def test_nothing_else_is_served(http: httpx.Client, path: str) -> None:
     assert http.get(path).status_code == 404
+
+
+def test_what_is_no_file_of_a_page_is_not_served_and_does_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "index.html").write_text(INDEX)
+    (tmp_path / "app.js~").write_text("an older one")
+    (tmp_path / ".DS_Store").write_bytes(b"\0")
+    (tmp_path / "__pycache__").mkdir()
+    monkeypatch.setattr(shell, "STATIC", tmp_path)
+    assert set(load_shell(keys=False)) == {PAGE}
 
 
 def test_what_is_open_without_a_key_is_the_page_alone() -> None:
