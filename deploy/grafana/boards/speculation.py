@@ -41,7 +41,7 @@ PAYING = Row(
         ),
         Stat(
             "Speed-up, expected",
-            "What the controller expected of the last step, drafting apart; the mean over servers that expect something. "
+            "What the controller expected of the last step, drafting apart; the mean over servers with an expectation. "
             "Without a value nothing is expected: --draft-length fixed, or no step yet.",
             [Query(f"avg ({metric('spec_decode_expected_speedup')} > 0)")],  # NaN is above nothing
             width=4,
