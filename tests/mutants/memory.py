@@ -10,8 +10,8 @@ MEMORY = (
     Mutant(
         "a block is free while another table holds it",
         "kvcache/pool.py",
-        "        if references > 1:\n            return\n",
-        "        if references > 2:\n            return\n",
+        "        if references > 1:\n            self.num_shared",
+        "        if references > 2:\n            self.num_shared",
         (
             "tests/kvcache/test_pool.py::test_block_is_used_until_its_last_reference_goes",
             "tests/kvcache/test_manager.py::test_shared_blocks_live_until_the_last_holder_frees",
