@@ -11,24 +11,23 @@ FORWARD = (
     Mutant(
         "the positions of a sequence's rows are off by one behind its second row",
         "model/batch.py",
-        "            positions[first : first + count] = where\n",
-        "            positions[first : first + count] = where + (np.arange(count) > 1)\n",
+        "            positions=torch.from_numpy(positions),\n",
+        "            positions=torch.from_numpy(positions + (row_in_span > 1)),\n",
         ("tests/model/test_batch.py::test_every_row_is_what_it_would_be_alone",),
     ),
     Mutant(
         "the slots of the lookahead rows are off by one",
         "model/batch.py",
-        "tables[s, where // block_size].astype(np.int64) * block_size + where % block_size\n",
-        "tables[s, where // block_size].astype(np.int64) * block_size\n"
-        "                + np.minimum(where % block_size + (np.arange(count) > 0), block_size - 1)\n",
+        "blocks * block_size + positions % block_size\n",
+        "blocks * block_size + np.minimum(positions % block_size + (row_in_span > 0), block_size - 1)\n",
         ("tests/model/test_batch.py::test_every_row_is_what_it_would_be_alone",),
     ),
     Mutant(
         "logits come from the row behind the wanted one",
         "model/batch.py",
-        "                logits_rows.append(np.arange(first + span.logits_from, first + count))\n",
-        "                wanted = np.arange(first + span.logits_from, first + count)\n"
-        "                logits_rows.append(np.minimum(wanted + 1, first + count - 1))\n",
+        "np.flatnonzero(row_in_span >= np.repeat([span.logits_from for span in spans], counts))\n",
+        "np.flatnonzero(row_in_span >= np.repeat([span.logits_from for span in spans], counts))\n"
+        "        logits_rows = np.minimum(logits_rows + 1, np.repeat(row_starts[1:], counts)[logits_rows] - 1)\n",
         ("tests/model/test_batch.py::test_every_row_is_what_it_would_be_alone",),
     ),
     Mutant(
