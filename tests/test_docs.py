@@ -103,6 +103,12 @@ def test_every_command_that_a_page_shows_exists(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_our_commands_are_found_where_make_has_installed_them(page: Path) -> None:
+    shown = "\n".join(re.findall(r"```sh\n(.*?)```", page.read_text("utf-8"), re.DOTALL))
+    assert re.findall(r"(?m)^(?:python -m (?!venv\b)|truedraft |locust ).*", shown) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_file_that_a_page_names_exists(page: Path) -> None:
     for name in codes(page.read_text("utf-8")):
         if re.fullmatch(r"(?:server|scheduler|specdec|kvcache|model|bench|tests|docs)/[\w./]*", name):

@@ -47,7 +47,7 @@ unchanged. Names, kinds and labels are vLLM's; the numbers are counted once. Wha
 _COST = """## What it costs
 
 ```sh
-python -m bench.observing
+.venv/bin/python -m bench.observing
 ```
 
 runs the engine's steps in blocks that take turns: in one each step is observed as in a server (its record is made, and heard by the metrics, the buffer of the page `/ui` and the rest), in the
