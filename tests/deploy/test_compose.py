@@ -189,6 +189,7 @@ def test_locust_runs_the_file_that_is_tested_here_with_the_version_that_it_was_t
     command = SERVICES["locust"]["command"]
     assert mounted("locust", command[command.index("-f") + 1]) == ROOT / "deploy" / "locust" / "locustfile.py"
     assert SERVICES["locust"]["image"] == f"locustio/locust:{CONSTRAINTS['locust']}"
+    assert float(command[command.index("--stop-timeout") + 1]) > 0  # without it answers are cut off at a test's end
 
 
 def test_locust_is_given_the_key_that_it_reads_where_the_server_wants_one() -> None:
