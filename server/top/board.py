@@ -26,7 +26,7 @@ class Board:
         self.seq = 0
         self.running = 0
         self.waiting = 0
-        self.dropped = 0
+        self.dropped = 0  # steps between those that were seen: lost by the feed, or while it was closed
         self.block_map = ""
         self.requests: deque[dict[str, Any]] = deque(maxlen=MAX_REQUESTS)  # newest first
         self.steps: deque[dict[str, Any]] = deque(maxlen=MAX_STEPS)
@@ -49,9 +49,6 @@ class Board:
         """An event of the feed; unknown ones are of a later version."""
         if name == "steps":
             self.seq = data["seq"]
-            self.dropped += data["dropped"]
-            if data["dropped"]:
-                self._last.clear()  # a gap over lost steps would be none
             for step in data["steps"]:
                 self._take_step(step)
         elif name == "requests":
@@ -65,6 +62,10 @@ class Board:
     def _take_step(self, step: dict[str, Any]) -> None:
         if step["n"] <= self._newest:
             return
+        missed = step["n"] - self._newest - 1 if self._newest else 0
+        if missed:
+            self.dropped += missed
+            self._last.clear()  # a gap over lost steps would be none
         self._newest = step["n"]
         self.steps.append(step)
         if self.state is not None and step["n"] > self.state["seq"]:

@@ -82,9 +82,24 @@ def test_steps_that_were_not_seen_make_no_gap() -> None:
     board = Board()
     board.take_state(state())
     board.take(*steps(step(41, 1.0, 1)))
-    board.take(*steps(step(99, 9.0, 1), dropped=50))
+    board.take(*steps(step(99, 9.0, 1), dropped=57))
     assert list(board.gaps) == []
-    assert board.dropped == 50
+    assert board.dropped == 57
+
+
+def test_steps_from_before_the_first_are_not_missed() -> None:
+    board = Board()
+    board.take_state(state())
+    board.take(*steps(step(41, 1.0, 1), dropped=30))
+    assert board.dropped == 0
+
+
+def test_steps_while_the_feed_was_closed_make_no_gap_either() -> None:
+    board = known()
+    gaps = list(board.gaps)
+    board.take(*steps(step(90, 60.0, 1)))  # of a feed that was opened again, from step 89 on
+    assert list(board.gaps) == gaps
+    assert board.dropped == 46
 
 
 def test_a_step_that_is_told_again_when_the_feed_is_opened_again_counts_once() -> None:
