@@ -28,7 +28,8 @@ class Metrics:
     All methods are for the event loop's thread. Labels hold the model's name and the engine's number, and fixed words;
     nothing that a request sent. ``drafters`` are the names of those that draft; ``drafter_memory`` is asked when
     somebody reads the metrics, so its functions must be quick. ``build`` holds the labels of ``build_info``. With
-    ``alias`` the metrics that vLLM has too are also told under its names. ``clock`` is that of the requests' arrivals.
+    ``alias`` the metrics that vLLM has too are also told under its names. ``clock`` is that of the requests' arrivals,
+    ``wall_clock`` gives Unix time.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Metrics:
         build: Mapping[str, str] | None = None,
         alias: Alias = "none",
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._common = (model_name, engine)
         self._max_speculative_tokens = max_speculative_tokens
@@ -63,7 +65,7 @@ class Metrics:
         self._timeouts = counter("request_timeouts")
         self._responses = {int(code): counter("http_responses", code) for code in HTTP_CODES}
         self._grammar_checks = {result: counter("grammar_checks", result) for result in GRAMMAR_RESULTS}
-        gauge("start_time_seconds").set(time.time())
+        gauge("start_time_seconds").set(wall_clock())
         if build is not None:
             gauge("build_info", *_in_order("build_info", build)).set(1)
 

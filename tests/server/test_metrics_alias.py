@@ -44,6 +44,7 @@ def text(alias: Literal["none", "vllm"]) -> str:
         model_name="m",
         max_speculative_tokens=3,
         alias=alias,
+        wall_clock=lambda: 1000.0,
         cache_config={"block_size": 16, "num_blocks": 64, "enable_prefix_cache": True, "cache_dtype": "bfloat16"},
     )
     metrics.observe(RECORD)
