@@ -236,7 +236,7 @@ def test_a_case_does_the_same_steps_alone_as_in_a_suite(model: LoadedModel) -> N
         values(drafter=name, aborts="yes", cache=cache, length="16")
         for name, cache in (("perfect", "cold"), ("oracle", "follow-up"), ("random", "warm"))
     ]
-    company = [values(sampling=name, length="128", prompts="code", batch="16") for name in ("hot", "greedy")]
+    company = [values(sampling=name, length="64", prompts="code", batch="16") for name in ("hot", "greedy")]
     together = run_suite(model, Options(cases=(*company, *cases)))["cases"][2:]
     assert len({found["steps_digest"] for found in together}) == len(cases)
     for case, found in zip(cases, together, strict=True):

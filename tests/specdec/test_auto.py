@@ -17,6 +17,7 @@ from kvcache.storage import DRAFT_PLANES, KVStorage
 from model.generic import GenericExecutor
 from model.interface import Executor
 from specdec.draft_length.cost import StepCost
+from specdec.draft_length.worth import Worth
 from specdec.params import SamplingParams
 from specdec.plan import StepPlan, StepResult
 from specdec.sampling import Sampler
@@ -40,6 +41,13 @@ def submissions() -> list[Submission]:
         Submission(tuple(prompt), params, arrival=4 * i)
         for i, (prompt, params) in enumerate(zip(prompts, PARAMS, strict=True))
     ]
+
+
+@pytest.fixture(autouse=True)
+def _asked_in_two_of_three_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever time the host takes to draft."""
+    turn = itertools.count()
+    monkeypatch.setattr(Worth, "asking", lambda self: next(turn) % 3 > 0)
 
 
 class OddCosts:
