@@ -85,6 +85,12 @@ class EdgeMiddleware:
 
         try:
             await self.app(scope, receive_body, send_with_id)
+        except asyncio.CancelledError:
+            if not status:
+                raise
+            # When the server ends, uvicorn cancels who has still not read its answer, and would call it a failure of
+            # ours, with a traceback. It closes the connection all the same.
+            logger.info("the server ended before the client had read its answer", extra=ids)
         except Exception:
             logger.exception("a request failed", extra=ids)
             if complete:
