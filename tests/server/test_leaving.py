@@ -76,7 +76,9 @@ def test_who_leaves_while_queued_is_gone_at_once_and_never_runs(
     answers = []
     body = {"model": MODEL_NAME, "prompt": [300], "max_tokens": 8, "ignore_eos": True, "logit_bias": {"300": -100}}
     running = [
-        threading.Thread(target=lambda: answers.append(httpx.post(f"{failing.base}/v1/completions", json=body)))
+        threading.Thread(
+            target=lambda: answers.append(httpx.post(f"{failing.base}/v1/completions", json=body, timeout=60))
+        )
         for _ in range(2)
     ]
     for client in running:
