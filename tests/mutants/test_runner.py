@@ -33,12 +33,22 @@ def careful(x):
     except Exception:
         logging.getLogger(__name__).exception("it failed")
         return 0
+
+
+class ModelError(Exception):
+    pass
+
+
+def gate(x):
+    if x != 4:
+        raise ModelError("not exact")
+    return x
 """
 
 TESTS = """\
 import pytest
 
-from kvcache.made_up import careful, double, halves
+from kvcache.made_up import careful, double, gate, halves
 
 
 @pytest.fixture
@@ -60,6 +70,15 @@ def test_careful():
 
 def test_four(four):
     assert four == 4
+
+
+@pytest.fixture
+def gated():
+    return gate(double(2))
+
+
+def test_gated(gated):
+    assert gated == 4
 """
 
 CONFTEST = """\
@@ -97,6 +116,7 @@ FAULTS: dict[str, dict[str, Any]] = {
     "no program": {"old": "2 * x", "new": "2 *", "tests": [f"{T}::test_double"]},
     "an error in a fixture": {"old": "2 * x", "new": "[][x]", "tests": [f"{T}::test_four"]},
     "a real exception": {"old": "2 * x", "new": "[][x]", "tests": [f"{T}::test_double"]},
+    "a model that is refused": {"old": "2 * x", "new": "3 * x", "tests": [f"{T}::test_gated"]},
     "a hang": {"old": "x // 2", "new": "x // 1", "tests": [f"{T}::test_halves"]},
     "a declared hang": {"old": "x // 2", "new": "x // 1", "tests": [f"{T}::test_halves"], "may_hang": True},
 }
@@ -133,7 +153,10 @@ def said(ran: tuple[str, list[str]], name: str) -> tuple[str, str]:
     return part, problem
 
 
-@pytest.mark.parametrize("name", ["a real catch", "a real exception", "a declared wrong type", "a declared hang"])
+@pytest.mark.parametrize(
+    "name",
+    ["a real catch", "a real exception", "a declared wrong type", "a declared hang", "a model that is refused"],
+)
 def test_a_test_that_sees_the_fault_catches_it(ran: tuple[str, list[str]], name: str) -> None:
     part, problem = said(ran, name)
     assert "    caught: " in part
@@ -149,7 +172,7 @@ def test_the_table_says_why_a_test_failed(ran: tuple[str, list[str]]) -> None:
 
 def test_a_survivor_is_a_problem(ran: tuple[str, list[str]]) -> None:
     part, problem = said(ran, "a survivor")
-    assert "    survived: 4 tests" in part
+    assert "    survived: 5 tests" in part
     assert "SURVIVED" in problem
 
 

@@ -10,6 +10,7 @@ from tests.mutants.mutant import Mutant
 
 # Raised anywhere in the mutated file these say that the edit is not a program; so do the others on its own lines.
 _NEVER_MEANT = {"NameError", "ImportError", "SyntaxError"}
+_GATE = "ModelError"  # a model that is not exact is not loaded: what the fault did was seen
 _SLIPS = {*_NEVER_MEANT, "AttributeError", "TypeError"}
 
 
@@ -53,6 +54,6 @@ def _slip(mutant: Mutant, outcome: Outcome) -> str:
         if _NEVER_MEANT & set(raised.kinds) or (own and _SLIPS & set(raised.kinds)):
             lines = "the changed lines" if own else "the changed file"
             return f"{raised.kinds[0]} on {lines} ({raised.file}:{raised.line}: {raised.message})"
-    if outcome.phase not in ("", "call", "teardown"):
+    if outcome.phase not in ("", "call", "teardown") and outcome.kind != _GATE:
         return f"{outcome.kind} in {outcome.phase}, before a test could look"
     return ""
