@@ -26,7 +26,8 @@ DISCARD_SECONDS = 5.0
 _POLLED = ("/health", "/live", "/metrics", "/ui/state")  # by machines, every few seconds
 _LOGGED = ("answer_id", "key", "completion_tokens")  # what inner layers say of a request, also if its client left
 
-logger = logging.getLogger("truedraft.access")
+logger = logging.getLogger("truedraft.access")  # one line a request
+_edge_logger = logging.getLogger("truedraft.edge")
 
 
 def clean_request_id(value: str | None) -> str:
@@ -90,9 +91,9 @@ class EdgeMiddleware:
                 raise
             # When the server ends, uvicorn cancels who has still not read its answer, and would call it a failure of
             # ours, with a traceback. It closes the connection all the same.
-            logger.info("the server ended before the client had read its answer", extra=ids)
+            _edge_logger.info("the server ended before the client had read its answer", extra=ids)
         except Exception:
-            logger.exception("a request failed", extra=ids)
+            _edge_logger.exception("a request failed", extra=ids)
             if complete:
                 return  # a 500, by whom the exception passed
             if status:
