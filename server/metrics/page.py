@@ -53,6 +53,9 @@ _COST = """## What it costs
 runs the engine's steps in blocks that take turns: in one each step is observed as in a server (its record is made, and heard by the metrics, the buffer of the page `/ui` and the rest), in the
 next it is not. It fails if observing takes more than 2 % of a step's time. Numbers are plain Python in the event loop's thread, added up after a step and written only when somebody reads
 `/metrics`.
+
+With the default model on 2 cores of an AMD EPYC 9004 (`--batch 1 --batch 8 --pairs 60`) observing took 116 us of a step of 10.8 ms with one sequence (1.1 %) and 110 us of 34.7 ms with eight
+(0.3 %), and `/metrics` was written in 5.6 ms.
 """
 
 
