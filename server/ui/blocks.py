@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable
 
-from scheduler.errors import EngineUnhealthy
+from scheduler.errors import AdmissionError
 from scheduler.interface import EngineInterface
 from scheduler.remote.engine import CallFailed
 from server.ui.feed import Feed
@@ -60,7 +60,7 @@ class BlockWatch:
                 self._map = found
                 self.number += 1
                 self.json = blocks_json(seq, found)
-        except (EngineUnhealthy, CallFailed, RuntimeError) as error:
+        except (AdmissionError, CallFailed, RuntimeError) as error:
             logger.debug("there is no block map: %s", error)
             wait = FAILED_SECONDS
         finally:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.errors import EngineUnhealthy
+from scheduler.errors import EngineUnhealthy, ShuttingDown
 from server.ui.blocks import EVERY_SECONDS, FAILED_SECONDS, BlockWatch, blocks_json, run_lengths
 from server.ui.feed import Feed
 from server.ui.stream import SILENCE_SECONDS, feed_events
@@ -182,7 +182,7 @@ def test_a_map_from_long_ago_is_not_shown_to_a_new_reader() -> None:
     run(test)
 
 
-@pytest.mark.parametrize("error", [EngineUnhealthy("gone"), RuntimeError("planted")])
+@pytest.mark.parametrize("error", [EngineUnhealthy("gone"), ShuttingDown("ending"), RuntimeError("planted")])
 def test_an_engine_without_a_map_does_not_end_the_feed_and_is_not_pestered(error: Exception) -> None:
     async def test() -> None:
         reader = Reader(engine=Engine(error))
