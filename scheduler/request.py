@@ -111,3 +111,24 @@ class ChoiceTiming:
     num_accepted_prediction: int = 0  # predicted tokens that came as accepted drafts, see scheduler.prediction
     per_step_drafted: tuple[int, ...] = field(default=())
     per_step_accepted: tuple[int, ...] = field(default=())
+
+    @property
+    def queue_seconds(self) -> float:
+        """From arrival until it was first scheduled."""
+        return self.first_scheduled_time - self.arrival_time
+
+    @property
+    def seconds_to_first_token(self) -> float:
+        """TTFT."""
+        return self.first_token_time - self.arrival_time
+
+    @property
+    def decode_seconds(self) -> float:
+        """From the first output token to the last."""
+        return self.last_token_time - self.first_token_time
+
+    @property
+    def seconds_per_token(self) -> float | None:
+        """TPOT: of each output token behind the first; None if there is none."""
+        gaps = self.num_output_tokens - 1
+        return self.decode_seconds / gaps if gaps > 0 else None

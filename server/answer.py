@@ -179,14 +179,13 @@ def request_metrics(choices: Mapping[int, Choice], per_step: bool = False) -> di
     timing = next(iter(choices.values())).timing
     if timing is None:
         return None
-    gaps = timing.num_output_tokens - 1
+    per_token = timing.seconds_per_token
     generation = timing.last_token_time - timing.arrival_time
-    decode = timing.last_token_time - timing.first_token_time
     return {
-        "time_to_first_token_ms": _ms(timing.first_token_time - timing.arrival_time),
+        "time_to_first_token_ms": _ms(timing.seconds_to_first_token),
         "generation_time_ms": _ms(generation),
-        "queue_time_ms": _ms(timing.first_scheduled_time - timing.arrival_time),
-        "mean_itl_ms": _ms(decode / gaps) if gaps > 0 else None,
+        "queue_time_ms": _ms(timing.queue_seconds),
+        "mean_itl_ms": None if per_token is None else _ms(per_token),
         "tokens_per_second": round(timing.num_output_tokens / generation, 3) if generation > 0 else None,
         "speculative_decoding": _speculation(timing, per_step),
     }

@@ -68,6 +68,9 @@ class SequenceOutput:
     error_type: ErrorType = "server"  # with error
 
 
+STAGES = ("draft", "build", "verify", "accept", "rollback", "sync")  # of a step, in the order in which they run
+
+
 @dataclass(frozen=True, slots=True)
 class StepStats:
     """Numbers of one step; seconds are wall time of the stage in the model thread."""
@@ -81,7 +84,7 @@ class StepStats:
     blocks_trimmed: int = 0
     blocks_moved: int = 0  # 0 by design
     alignment_bytes_moved: int = 0  # 0 by design
-    stage_seconds: dict[str, float] = field(default_factory=dict)  # draft, build, verify, accept, rollback, sync
+    stage_seconds: dict[str, float] = field(default_factory=dict)  # by STAGES
     # What the draft-length controller expected of the step; None without one.
     expected_tokens: float | None = None
     expected_seconds: float | None = None

@@ -38,7 +38,7 @@ from specdec.drafting import Drafting
 from specdec.errors import ErrorType, SamplingError
 from specdec.ledger_hook import check_forward, settle, watch
 from specdec.logprobs import token_logprobs
-from specdec.plan import PlanItem, SequenceOutput, StepPlan, StepResult, StepStats, TokenLogprobs
+from specdec.plan import STAGES, PlanItem, SequenceOutput, StepPlan, StepResult, StepStats, TokenLogprobs
 from specdec.proposing import Proposing, Wish
 from specdec.rival import rival_gap
 from specdec.sampling import RowJob, Sampler, SamplingState
@@ -162,8 +162,7 @@ class SpeculativeStep:
         marks.append(time.perf_counter())
         self._sync(work)
         marks.append(time.perf_counter())
-        stages = ("draft", "build", "verify", "accept", "rollback", "sync")
-        seconds = {stage: end - start for stage, start, end in zip(stages, marks[:-1], marks[1:], strict=True)}
+        seconds = {stage: end - start for stage, start, end in zip(STAGES, marks[:-1], marks[1:], strict=True)}
         self._proposing.observe(
             {output.seq_id: output.token_ids for output in outputs},
             rows=batch.num_rows,

@@ -14,9 +14,9 @@ from scheduler.audit import AUDIT_RESULTS
 from scheduler.stats import FinishedChoice, StepRecord
 from server.metrics.cells import Cell, Counter, Family, Gauge, Histogram, Watched
 from server.metrics.exposition import Exposition, render
-from server.metrics.labels import BUILD_PARTS, FINISH_REASONS, GRAMMAR_RESULTS, HTTP_CODES, REJECTIONS, STAGES
+from server.metrics.labels import BUILD_PARTS, FINISH_REASONS, GRAMMAR_RESULTS, HTTP_CODES, REJECTIONS
 from server.metrics.schema import SCHEMA
-from specdec.plan import StepStats
+from specdec.plan import STAGES, StepStats
 
 Alias = Literal["none", "vllm"]
 T = TypeVar("T", bound=Cell)
@@ -271,11 +271,11 @@ class Metrics:
         if finished.finish_reason not in ("stop", "length"):
             return
         self._e2e.observe(finished.finish_time - timing.arrival_time)
-        self._queue.observe(timing.first_scheduled_time - timing.arrival_time)
+        self._queue.observe(timing.queue_seconds)
         self._prefill.observe(timing.first_token_time - timing.first_scheduled_time)
-        self._decode.observe(timing.last_token_time - timing.first_token_time)
-        if timing.num_output_tokens > 1:
-            self._tpot.observe((timing.last_token_time - timing.first_token_time) / (timing.num_output_tokens - 1))
+        self._decode.observe(timing.decode_seconds)
+        if timing.seconds_per_token is not None:
+            self._tpot.observe(timing.seconds_per_token)
 
     def _gauge(self, name: str, *labels: str) -> Gauge:
         return self._add(name, labels, Gauge())

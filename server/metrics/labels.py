@@ -5,8 +5,8 @@ from __future__ import annotations
 from scheduler.audit import AUDIT_RESULTS
 from server.metrics.kinds import Label
 from server.tracing.tracing import TRACE_RESULTS
+from specdec.plan import STAGES
 
-STAGES = ("draft", "build", "verify", "accept", "rollback", "sync")
 BUILD_PARTS = ("positions", "slots", "block_tables", "mask")
 FINISH_REASONS = ("stop", "length", "abort", "error")
 GRAMMAR_RESULTS = ("accepted", "refused", "timeout", "crashed")

@@ -8,7 +8,9 @@ from itertools import groupby, pairwise
 from statistics import quantiles
 from typing import Any
 
-STAGES = ("draft", "build", "verify", "accept", "rollback", "sync", "other")
+from specdec import plan
+
+STAGES = (*plan.STAGES, "other")
 MAX_STEPS = 128  # of the means
 STEPS_BEFORE = 64  # that are asked for at the start, so that there is something to see
 MAX_GAPS = 1024  # of the ITL

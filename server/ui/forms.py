@@ -8,9 +8,7 @@ import msgspec
 
 from kvcache.manager import KVCacheStats
 from scheduler.stats import FinishedChoice, SequenceStep
-from specdec.plan import StepStats
-
-STAGES = ("draft", "build", "verify", "accept", "rollback", "sync")
+from specdec.plan import STAGES, StepStats
 
 encode = msgspec.json.Encoder().encode
 
@@ -47,7 +45,6 @@ def request_json(choice: FinishedChoice, n: int, started: float) -> bytes:
     """A choice that ended at step ``n``; ``started``: the feed's start, on the clock of its times."""
     timing = choice.timing
     tokens, steps = timing.num_output_tokens, timing.num_spec_steps
-    later = timing.last_token_time - timing.first_token_time
     shown: dict[str, Any] = {
         "key": choice.key,
         "choice": choice.index,
@@ -57,9 +54,9 @@ def request_json(choice: FinishedChoice, n: int, started: float) -> bytes:
         "prompt_tokens": timing.num_prompt_tokens,
         "cached_tokens": timing.num_cached_tokens,
         "output_tokens": tokens,
-        "queue_s": round(timing.first_scheduled_time - timing.arrival_time, 6),
-        "ttft_s": round(timing.first_token_time - timing.arrival_time, 6) if tokens else None,
-        "tpot_s": round(later / (tokens - 1), 6) if tokens > 1 else None,
+        "queue_s": round(timing.queue_seconds, 6),
+        "ttft_s": round(timing.seconds_to_first_token, 6) if tokens else None,
+        "tpot_s": None if timing.seconds_per_token is None else round(timing.seconds_per_token, 6),
         "e2e_s": round(choice.finish_time - timing.arrival_time, 6),
         "steps": steps,
         "drafted": timing.num_drafted,
