@@ -43,8 +43,8 @@ class FixedPaceController(DraftLengthController):
         self._drafting = drafting
 
     def observe(self, emitted: Seq[Seq[int]], *, rows: int, seconds: float, drafting: float = 0.0) -> None:
-        took = self._factor * self.cost.seconds(rows)
-        super().observe(emitted, rows=rows, seconds=took, drafting=self._drafting * self.cost.seconds(rows))
+        step = self.cost.seconds(rows)
+        super().observe(emitted, rows=rows, seconds=self._factor * step, drafting=self._drafting * step)
 
 
 class InventedCosts:

@@ -44,9 +44,9 @@ def thread_counts() -> tuple[str, ...]:
 
 def lengths_for(max_model_len: int) -> tuple[str, ...]:
     """The output lengths that leave half of the context to the prompt; at least one token."""
-    fitting = [length for length in (*LENGTHS, *LONGEST) if int(length) <= max(1, max_model_len // 2)]
-    longest = [length for length in fitting if length in LONGEST]
-    return tuple(length for length in fitting if length not in longest[1:])
+    most = max(1, max_model_len // 2)
+    longest = [length for length in LONGEST if int(length) <= most][:1]
+    return tuple(length for length in (*LENGTHS, *longest) if int(length) <= most)
 
 
 def build_design(

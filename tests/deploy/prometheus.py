@@ -21,6 +21,9 @@ from tests.deploy import rules
 needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="there is no prometheus (apt-get install prometheus)"
 )
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not installed (apt-get install prometheus)"
+)
 
 
 def write_config(folder: Path, targets: list[str]) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import yaml
 
 from server.metrics.schema import label_values
 from tests.deploy import image
+from tests.deploy.prometheus import needs_promtool
 from tests.deploy.rendered import Object, environment_of, needs_kubectl, overlay, server_of, the
 from tests.deploy.settings_of import settings_of
 
@@ -43,7 +43,7 @@ def test_its_queries_name_gauges_of_the_server_in_this_namespace() -> None:
         assert match[2] == namespace
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (apt-get install prometheus)")
+@needs_promtool
 def test_its_queries_parse(tmp_path: Path) -> None:
     rules = [{"record": name, "expr": trigger["query"]} for name, trigger in triggers().items()]
     (tmp_path / "queries.yml").write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}), "utf-8")

@@ -22,6 +22,7 @@ from load_test.flags import FLAGS
 
 from server.settings import SettingsError, load_settings
 from tests.deploy import image
+from tests.deploy.prometheus import needs_promtool
 from tests.deploy.settings_of import seconds_to_end, settings_of
 
 ROOT = Path(__file__).parents[2]
@@ -224,7 +225,7 @@ def test_prometheus_scrapes_the_server_as_boards_and_rules_expect() -> None:
     assert job["static_configs"] == [{"targets": ["truedraft:8000"]}]
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (apt-get install prometheus)")
+@needs_promtool
 def test_promtool_takes_prometheus_configuration(tmp_path: Path) -> None:
     # Laid out as in the container, since paths of rules are relative to the file.
     shutil.copy(FOLDER / "prometheus.yml", tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,12 +16,10 @@ from scheduler.audit import AUDIT_RESULTS
 from server.metrics.kinds import PREFIX
 from server.metrics.schema import SCHEMA, label_values
 from tests.deploy import boards, rules
+from tests.deploy.prometheus import needs_promtool
 from tests.deploy.promql import selectors, unguarded
 from tests.deploy.settings_of import seconds_to_end, settings_of
 
-promtool = pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="promtool is not installed (apt-get install prometheus)"
-)
 ALERTS = sorted(rules.alerts())
 TARGET = {"job", "instance"}  # of every scraped series
 
@@ -203,12 +200,12 @@ def test_preflight_finds_the_alert_of_a_checkout() -> None:
     assert "TruedraftOutputMismatch" in line.reason
 
 
-@promtool
+@needs_promtool
 def test_promtool_takes_the_configuration() -> None:
     run("check", "config", "prometheus.yml")
 
 
-@promtool
+@needs_promtool
 @pytest.mark.parametrize("path", rules.TESTS, ids=lambda path: Path(path).name)
 def test_alerts_fire_when_they_should_and_not_otherwise(path: Path) -> None:
     run("test", "rules", path.name)
