@@ -45,12 +45,12 @@ def narrow(route: Route) -> None:
 
 
 def fill(page: Page, *, tokens: int = MOST_TOKENS, temperature: float = 0.0) -> None:
-    page.get_by_label("Prompt").fill(PROMPT)
-    page.get_by_label("Tokens, at most").fill(str(tokens))
-    page.get_by_label("Temperature").fill(str(temperature))
-    page.get_by_label("Seed").fill(str(SEED))
-    page.get_by_label("Drafter").select_option("ngram")
-    page.get_by_label("Drafts a step").fill("4")
+    page.get_by_label("Prompt", exact=True).fill(PROMPT)
+    page.get_by_label("Tokens, at most", exact=True).fill(str(tokens))
+    page.get_by_label("Temperature", exact=True).fill(str(temperature))
+    page.get_by_label("Seed", exact=True).fill(str(SEED))
+    page.get_by_label("Drafter", exact=True).select_option("ngram")
+    page.get_by_label("Drafts a step", exact=True).fill("4")
 
 
 def run(page: Page, **wanted: Any) -> None:
