@@ -45,6 +45,7 @@ class KVCacheStats:
     block_size: int = 1
     used_slots: int | None = None  # slots of used blocks that hold KV; None: stats() got no tables
     shared_blocks: int = 0  # used blocks that several tables refer to
+    last_block_slots: int | None = None  # empty slots of partly filled blocks; None as for used_slots
 
     @property
     def usage(self) -> float:
@@ -229,6 +230,7 @@ class KVCacheManager:
         stats know ``used_slots`` and the fragmentation. Slots of shared blocks count once. O(blocks of the tables)
         while blocks are shared, O(tables) otherwise.
         """
+        held = None if tables is None else list(tables)
         return KVCacheStats(
             num_blocks=self.num_blocks,
             free_blocks=self._pool.num_free,
@@ -238,8 +240,10 @@ class KVCacheManager:
             prefix_hits=self._prefix_hits,
             evictions=self._pool.num_evictions,
             block_size=self.block_size,
-            used_slots=None if tables is None else self._used_slots(list(tables)),
+            used_slots=None if held is None else self._used_slots(held),
             shared_blocks=self._pool.num_shared,
+            # A shared block is full, so none is counted twice.
+            last_block_slots=None if held is None else sum(-computed % self.block_size for _, computed in held),
         )
 
     def block_map(self, tables: Iterable[tuple[BlockTable, int]]) -> str:

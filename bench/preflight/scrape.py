@@ -40,7 +40,7 @@ class Scrape:
     impossible: Mapping[str, str]
 
     @classmethod
-    def parse(cls, text: str) -> Scrape:
+    def parse(cls, text: str, prefix: str = PREFIX) -> Scrape:
         """From Prometheus' text format; lines of other prefixes and lines that are none are left out.
 
         Raises ForeignError if there are too many.
@@ -50,9 +50,9 @@ class Scrape:
         count = 0
         for line in text.splitlines():
             line = line.strip()
-            if not line.startswith(PREFIX) or (found := _SAMPLE.fullmatch(line)) is None:
+            if not line.startswith(prefix) or (found := _SAMPLE.fullmatch(line)) is None:
                 continue
-            name = found["name"].removeprefix(PREFIX)
+            name = found["name"].removeprefix(prefix)
             if name.endswith("_created"):
                 continue
             count += 1

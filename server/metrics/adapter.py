@@ -10,11 +10,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeVar
 
+from kvcache.manager import KVCacheStats
 from scheduler.audit import AUDIT_RESULTS
 from scheduler.stats import FinishedChoice, StepRecord
 from server.metrics.cells import Cell, Counter, Family, Gauge, Histogram, Watched
 from server.metrics.exposition import Exposition, render
-from server.metrics.labels import BUILD_PARTS, FINISH_REASONS, GRAMMAR_RESULTS, HTTP_CODES, REJECTIONS
+from server.metrics.labels import (
+    BUILD_PARTS,
+    FINISH_REASONS,
+    GRAMMAR_RESULTS,
+    HTTP_CODES,
+    KV_SLOT_STATES,
+    REJECTIONS,
+)
 from server.metrics.schema import SCHEMA
 from specdec.plan import STAGES, StepStats
 
@@ -120,6 +128,7 @@ class Metrics:
         self._kv_usage = gauge("kv_cache_usage_perc")
         self._kv_free, self._kv_used, self._kv_cached = (gauge("kv_blocks", s) for s in ("free", "used", "cached"))
         self._fragmentation = gauge("kv_fragmentation_ratio")
+        self._slots = {state: counter("kv_slot_steps", state) for state in KV_SLOT_STATES}
         self._preemptions = counter("num_preemptions")
         self._prefix_queries = counter("prefix_cache_queries")
         self._prefix_hits = counter("prefix_cache_hits")
@@ -190,6 +199,7 @@ class Metrics:
         self._observe_sequences(record)
         if record.step is not None:
             self._observe_step(record.step)
+            self._observe_slots(record.step, kv)
 
     def count_response(self, status: int) -> None:
         """Count an HTTP answer; 0 if the client left before there was one."""
@@ -249,6 +259,15 @@ class Metrics:
         self._trimmed.add(step.blocks_trimmed)
         self._moved.add(step.blocks_moved)
         self._moved_bytes.add(step.alignment_bytes_moved)
+
+    def _observe_slots(self, step: StepStats, kv: KVCacheStats) -> None:
+        """Blocks for drafts alone are gone after the step, so they are in no gauge."""
+        if kv.used_slots is None or kv.last_block_slots is None:
+            return
+        self._slots["used"].add(kv.used_slots)
+        self._slots["last_block"].add(kv.last_block_slots)
+        self._slots["reserved"].add(kv.used_blocks * kv.block_size - kv.used_slots - kv.last_block_slots)
+        self._slots["draft"].add(step.blocks_trimmed * kv.block_size)
 
     def _observe_expectation(self, step: StepStats) -> None:
         """A step that emits nothing only computes prompts: nothing is decided there, and nothing is compared."""

@@ -11,6 +11,7 @@ BUILD_PARTS = ("positions", "slots", "block_tables", "mask")
 FINISH_REASONS = ("stop", "length", "abort", "error")
 GRAMMAR_RESULTS = ("accepted", "refused", "timeout", "crashed")
 KV_STATES = ("free", "used", "cached")
+KV_SLOT_STATES = ("used", "last_block", "reserved", "draft")
 # Every reason that scheduler/errors.py has, and the server's own.
 REJECTIONS = (
     "queue_full", "queue_tokens", "context_length", "kv_capacity", "shutting_down", "unhealthy",
@@ -25,6 +26,7 @@ PART = Label("part", "of a batch", BUILD_PARTS)
 FINISHED_REASON = Label("finished_reason", "how a choice ended", FINISH_REASONS)
 GRAMMAR_RESULT = Label("result", "of compiling it", GRAMMAR_RESULTS)
 KV_STATE = Label("state", "of a block", KV_STATES)
+KV_SLOT_STATE = Label("state", "of a slot of an allocated block", KV_SLOT_STATES)
 REASON = Label("reason", "why a request was refused", REJECTIONS)
 TRACE_RESULT = Label("result", "what became of it", TRACE_RESULTS)
 CODE = Label("code", "HTTP status; `0`: the client left before there was one", HTTP_CODES)

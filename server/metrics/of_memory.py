@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from server.metrics.kinds import ALWAYS_ONE, Group, Label, Metric
-from server.metrics.labels import KV_STATE
+from server.metrics.labels import KV_SLOT_STATE, KV_STATE
 
 MEMORY = Group(
     "KV cache",
@@ -37,6 +37,21 @@ MEMORY = Group(
             query="avg_over_time(truedraft_kv_fragmentation_ratio[5m])",
             worry="It is above 0.3 while memory is short: many short sequences in large blocks. A smaller "
             "`--block-size` wastes less.",
+        ),
+        Metric(
+            "kv_slot_steps",
+            "counter",
+            "slots times steps",
+            "Slots of allocated blocks, added up over the steps, by what they are for.",
+            query="# shares of the allocated slots over time\n"
+            "sum by (state) (rate(truedraft_kv_slot_steps_total[5m]))\n"
+            "  / ignoring (state) group_left () sum(rate(truedraft_kv_slot_steps_total[5m]))",
+            worry="Never by itself. `last_block` is what a smaller `--block-size` saves; `draft` is what shorter drafts "
+            "save (`--num-speculative-tokens`); `reserved` goes away as prompts are computed.",
+            labels=(KV_SLOT_STATE,),
+            more="`used`: it holds keys and values. `last_block`: empty, in a block that is partly filled. `reserved`: "
+            "in an empty block for tokens that are known and not computed yet. `draft`: in a block that only drafts "
+            "needed, given back after the step.",
         ),
         Metric(
             "num_preemptions",

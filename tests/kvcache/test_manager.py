@@ -244,7 +244,9 @@ def test_fragmentation_counts_shared_slots_once() -> None:
     assert stats.used_blocks == 4
     assert stats.used_slots == 8 + 1 + 2
     assert stats.fragmentation_ratio == pytest.approx(1 - 11 / 16)
+    assert stats.last_block_slots == 3 + 2
     assert manager.stats().fragmentation_ratio is None
+    assert manager.stats().last_block_slots is None
 
 
 def test_fragmentation_of_an_idle_cache_is_zero() -> None:

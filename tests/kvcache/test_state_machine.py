@@ -149,6 +149,8 @@ class KVCacheMachine(RuleBasedStateMachine):
         assert stats.used_blocks == len(held)
         slots = {life.table.slot(p) for life in self.model.lives for p in range(life.num_computed)}
         assert stats.used_slots == len(slots)
+        filled = Counter(slot // self.manager.block_size for slot in slots)
+        assert stats.last_block_slots == sum(self.manager.block_size - count for count in filled.values())
         holders = Counter(block for life in self.model.lives for block in life.table.blocks)
         assert stats.shared_blocks == sum(count > 1 for count in holders.values())
 

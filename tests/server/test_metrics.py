@@ -53,7 +53,8 @@ RECORD = StepRecord(
         prefix_queries=0,
         prefix_hits=0,
         block_size=4,
-        used_slots=12,
+        used_slots=11,
+        last_block_slots=1,
     ),
     prefix_queries=20,
     prefix_hits=5,
@@ -94,7 +95,11 @@ def test_the_start_of_a_server_is_told_and_stays() -> None:
         ("kv_cache_usage_perc", {}, 0.4),
         ("kv_blocks", {"state": "free"}, 4),
         ("kv_blocks", {"state": "cached"}, 2),
-        ("kv_fragmentation_ratio", {}, 0.25),
+        ("kv_slot_steps_total", {"state": "used"}, 22),
+        ("kv_slot_steps_total", {"state": "last_block"}, 2),
+        ("kv_slot_steps_total", {"state": "reserved"}, 8),  # 4 blocks of 4 slots each time: what is neither
+        ("kv_slot_steps_total", {"state": "draft"}, 8),  # one block trimmed each time
+        ("kv_fragmentation_ratio", {}, 0.3125),
         ("prompt_tokens_total", {}, 14),
         ("generation_tokens_total", {}, 12),
         ("num_preemptions_total", {}, 2),

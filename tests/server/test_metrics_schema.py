@@ -59,6 +59,7 @@ CONTRACT: dict[str, tuple[str, set[str]]] = {
     "kv_alignment_bytes_moved_total": ("counter", set()),
     "kv_fragmentation_ratio": ("gauge", set()),
     "kv_blocks": ("gauge", {"state"}),
+    "kv_slot_steps_total": ("counter", {"state"}),
     "prefix_cache_queries_total": ("counter", set()),
     "prefix_cache_hits_total": ("counter", set()),
     "prefix_reuse_ratio": ("gauge", set()),
@@ -86,6 +87,7 @@ WORDS = {
     ("step_duration_seconds", "stage"): {"draft", "verify", "accept", "rollback", "sync", "build"},
     ("batch_build_seconds", "part"): {"positions", "slots", "block_tables", "mask"},
     ("kv_blocks", "state"): {"free", "used", "cached"},
+    ("kv_slot_steps_total", "state"): {"used", "last_block", "reserved", "draft"},
     ("equivalence_audits_total", "result"): {"match", "near_tie", "mismatch", "dropped"},
     ("request_success_total", "finished_reason"): {"stop", "length", "abort", "error"},
 }
