@@ -13,12 +13,14 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from server.api_page.page import CONTENT_SECURITY_POLICY, DOCS, load_docs
 from server.auth.middleware import ALWAYS_OPEN, AccessMiddleware
 from server.connections import ConnectionCapMiddleware
 from server.edge import BodyCapMiddleware, EdgeMiddleware, error_response
 from server.errors import APIError
 from server.metrics.responses import ResponseCounter
 from server.openapi import install
+from server.page_files import page_paths, page_router
 from server.routes.chat import chat_router
 from server.routes.completions import completions_router
 from server.routes.metrics import metrics_router
@@ -57,15 +59,18 @@ def create_app(service: Service) -> ASGIApp:
         version=VERSION,
         summary="Speculative decoding whose output is the target model's own, token for token.",
         lifespan=lifespan,
+        docs_url=None,  # FastAPI's own page loads its scripts from another host
         redoc_url=None,
         redirect_slashes=False,
     )
     for router in (completions_router, chat_router, tokenize_router, models_router, status_router, metrics_router):
         app.include_router(router(service))
-    shell: frozenset[str] = frozenset()
+    docs = load_docs(keys=bool(service.keys))
+    pages = page_paths(DOCS, docs)
+    app.include_router(page_router(DOCS, docs, CONTENT_SECURITY_POLICY))
     if service.feed is not None:
         files = load_shell(keys=bool(service.keys))
-        shell = open_paths(files)
+        pages |= open_paths(files)
         app.include_router(shell_router(files))
         app.include_router(ui_router(service, service.feed))
     install(app, chunks=(CompletionChunk, ChatChunk), keys=bool(service.keys))
@@ -75,17 +80,17 @@ def create_app(service: Service) -> ASGIApp:
     app.add_exception_handler(Exception, _on_other_error)
     capped = BodyCapMiddleware(app, max_body_bytes=service.settings.max_body_bytes)
     count = partial(service.metrics.reject, "connections")
-    edge = EdgeMiddleware(ConnectionCapMiddleware(_guarded(capped, service, shell), count), service.tracing)
+    edge = EdgeMiddleware(ConnectionCapMiddleware(_guarded(capped, service, pages), count), service.tracing)
     return ResponseCounter(edge, service.metrics.count_response)
 
 
-def _guarded(app: ASGIApp, service: Service, shell: frozenset[str]) -> ASGIApp:
+def _guarded(app: ASGIApp, service: Service, pages: frozenset[str]) -> ASGIApp:
     """``app`` behind the API keys, and these behind CORS: a browser asks for that without a key.
 
-    ``shell``: paths of the page's files, which hold no data.
+    ``pages``: paths of the pages' files, which hold no data.
     """
     settings = service.settings
-    open_to_all = ALWAYS_OPEN | shell
+    open_to_all = ALWAYS_OPEN | pages
     guarded: ASGIApp = AccessMiddleware(
         app,
         keys=service.keys,

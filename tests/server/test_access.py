@@ -103,7 +103,8 @@ def test_the_openai_client_gets_in_with_a_key_and_nobody_without(keyed: str) -> 
         "http://x@live/v1/models",
         "*",
         "/metrics",
-        "/docs",
+        "/%64ocs",
+        "/docs//",
         "/openapi.json",
     ],
 )
@@ -154,9 +155,10 @@ def test_a_refusal_does_not_wait_for_the_body(keyed: str) -> None:
         assert sock.recv(12) == b"HTTP/1.1 401"
 
 
-def test_only_liveness_and_readiness_answer_without_a_key(client: httpx.Client) -> None:
-    assert client.get("/live").status_code == client.get("/health").status_code == 200
-    for path in ("/metrics", "/version", "/v1/server_info", "/docs", "/openapi.json", "/nowhere"):
+def test_only_liveness_readiness_and_pages_without_data_answer_without_a_key(client: httpx.Client) -> None:
+    for path in ("/live", "/health", "/docs", "/ui"):
+        assert client.get(path).status_code == 200
+    for path in ("/metrics", "/version", "/v1/server_info", "/openapi.json", "/ui/state", "/nowhere"):
         assert client.get(path).status_code == 401
         assert client.get(path, headers=bearer(BOB)).status_code in (200, 404)
 

@@ -11,16 +11,19 @@ from fastapi.routing import APIRoute
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.routing import BaseRoute, Route
 
+from server.api_page.page import DOCS, load_docs
 from server.app import create_app
 from server.metrics import PREFIX
+from server.page_files import page_paths
 from server.service import Service
 from server.setting_flags import flag_name
 from server.settings import ENV_PREFIX
 from server.ui.shell import PAGE, load_shell, open_paths
 from tests.test_docs import API, METRICS, ROOT, codes, table_rows
 
-# Parts of pages, FastAPI's and ours.
-HIDDEN = {"GET /docs/oauth2-redirect", *(f"GET {path}" for path in open_paths(load_shell(keys=False)) - {PAGE})}
+# Parts of pages.
+PARTS = (open_paths(load_shell(keys=False)) - {PAGE}) | (page_paths(DOCS, load_docs(keys=False)) - {DOCS})
+HIDDEN = {f"GET {path}" for path in PARTS}
 
 
 def application(service: Service) -> FastAPI:
