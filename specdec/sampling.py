@@ -140,11 +140,8 @@ class Sampler:
         self._kernels = kernels
 
     def batchable(self, params: SamplingParams) -> bool:
-        """True if :meth:`sample_batch` takes this sequence's rows."""
-        # The batch call samples the rows behind a rejection too. With top_k or top_p a row costs so much that it is
-        # better to sample only the rows that decide a token, one by one.
-        unsorted = params.greedy or (params.top_k <= 0 and params.top_p >= 1.0)
-        return self._kernels is not None and params.plain and unsorted
+        """True if :meth:`sample_batch` takes this sequence's rows, those behind a rejection too."""
+        return self._kernels is not None and params.plain
 
     def sample_batch(self, logits: Tensor, jobs: Seq[RowJob]) -> dict[int, int]:
         """Token by row for all rows of ``jobs`` (batchable, ascending). ``logits``: ``[R, V]`` float32.

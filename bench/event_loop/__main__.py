@@ -15,23 +15,19 @@ import argparse
 import asyncio
 import contextlib
 import json
-import socket
 import sys
-from collections.abc import AsyncIterator, Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import uvicorn
-
 from bench.event_loop.loads import LOADS
 from bench.event_loop.probe import Lag, LoopProbe
+from bench.serving_here import serving, settings_of
 from model.errors import ModelError
 from model.source_error import ModelSourceError
-from server.app import create_app
 from server.assemble import StartError, build_service
-from server.cli import build_parser
 from server.service import Service
-from server.settings import Settings, SettingsError, load_settings
+from server.settings import SettingsError
 
 IDLE, STREAMS = "idle", "streams alone"
 CASES = (IDLE, STREAMS, *LOADS)
@@ -70,7 +66,7 @@ class Plan:
 async def measure(service: Service, plan: Plan) -> list[Result]:
     """Serve ``service`` from this loop, and watch the loop in every case."""
     probe, results = LoopProbe(), []
-    async with _serving(service) as url:
+    async with serving(service) as url:
         for case in plan.cases:
             if case == IDLE:
                 async with probe.watching():
@@ -96,33 +92,6 @@ async def measure(service: Service, plan: Plan) -> list[Result]:
     return results
 
 
-class _Server(uvicorn.Server):
-    """Leaves the signals to asyncio: an interrupt ends the measurement."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
-
-
-@contextlib.asynccontextmanager
-async def _serving(service: Service) -> AsyncIterator[str]:
-    sock = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        create_app(service), http="h11", ws="none", lifespan="on", log_config=None, access_log=False
-    )
-    server = _Server(config)
-    serving = asyncio.create_task(server.serve([sock]))
-    try:
-        while not server.started:
-            await asyncio.sleep(0.01)
-            if serving.done():
-                serving.result()
-        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        await serving
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     split = given.index("--") if "--" in given else len(given)
@@ -130,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cases = tuple(chosen_cases(options.load or CASES, options.apart))
     plan = Plan(cases, options.seconds, options.workers, options.streams)
     try:
-        service = build_service(_settings(given[split + 1 :]), lambda line: print(line, file=sys.stderr))
+        service = build_service(settings_of(given[split + 1 :]), lambda line: print(line, file=sys.stderr))
     except (SettingsError, StartError, ModelError, ModelSourceError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -158,12 +127,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--limit", type=float, default=100.0, help="milliseconds that the loop may be late")
     parser.add_argument("--json", type=Path, metavar="FILE", help="the results as JSON")
     return parser
-
-
-def _settings(flags: Sequence[str]) -> Settings:
-    arguments = vars(build_parser().parse_args(["serve", *flags]))
-    del arguments["command"]
-    return load_settings(arguments, arguments.pop("config"))
 
 
 def report(results: Sequence[Result], limit_ms: float, file: Path | None) -> int:

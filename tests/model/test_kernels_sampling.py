@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from specdec.noise import uniforms_of_all
 from tests.model.kernel_builders import need_kernels, random
 
 
@@ -35,7 +36,14 @@ def uniforms(seed: int, step: int, count: int) -> np.ndarray[Any, np.dtype[np.fl
 
 
 def reference(
-    row: Tensor, temperature: float, seed: int, step: int, min_p: float = 0.0, top_k: int = 0, top_p: float = 1.0
+    row: Tensor,
+    temperature: float,
+    seed: int,
+    step: int,
+    min_p: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    noise: np.ndarray[Any, np.dtype[np.float64]] | None = None,
 ) -> int:
     logits = row.numpy().astype(np.float64)
     scores = (logits - logits.max()) / temperature
@@ -48,7 +56,7 @@ def reference(
         order = order[: int(np.searchsorted(np.cumsum(weights), top_p * weights.sum())) + 1]
     kept = np.sort(order)
     with np.errstate(over="ignore"):
-        times = -np.log(uniforms(seed, step, len(logits))[kept]) * np.exp(-scores[kept])
+        times = -np.log((uniforms(seed, step, len(logits)) if noise is None else noise)[kept]) * np.exp(-scores[kept])
     return int(kept[times.argmin()])
 
 
@@ -104,6 +112,48 @@ def test_filtered_race_picks_the_reference_token(min_p: float, top_k: int, top_p
         top_p=torch.full((rows,), top_p, dtype=torch.float64),
     )
     assert found.tolist() == [reference(logits[r], 0.8, r, 3, min_p, top_k, top_p) for r in range(rows)]
+
+
+@pytest.mark.parametrize("flatness", [0.02, 1.0, 4.0])  # all but equal, and peaked as a language model's
+@pytest.mark.parametrize("filters", [(0.0, 0), (0.02, 0), (0.0, 40), (0.0, 3000), (1e-4, 3000)], ids=str)
+@pytest.mark.parametrize("top_p", [1.0, 0.9999999, 0.9, 0.5, 0.01])
+def test_filters_of_a_long_row_keep_what_sorting_it_keeps(
+    flatness: float, filters: tuple[float, int], top_p: float
+) -> None:
+    kernels = need_kernels()
+    rows, vocab, (min_p, top_k) = 4, 20_003, filters
+    logits = random(rows, vocab) * flatness
+    logits[0] = logits[0].round(decimals=1)
+    logits[1, 100:19_000] = -math.inf
+    found = kernels.keyed_sample_rows(
+        logits,
+        torch.full((rows,), 1.3, dtype=torch.float64),
+        torch.arange(rows),
+        torch.full((rows,), 11),
+        min_p=torch.full((rows,), min_p, dtype=torch.float64),
+        top_k=torch.full((rows,), top_k),
+        top_p=torch.full((rows,), top_p, dtype=torch.float64),
+    )
+    assert found.tolist() == [
+        reference(logits[r], 1.3, r, 11, min_p, top_k, top_p, uniforms_of_all(r, 11, vocab)) for r in range(rows)
+    ]
+
+
+@pytest.mark.parametrize("share", [0.25, 0.25 - 1e-9, 0.25 + 1e-9])
+def test_a_nucleus_ends_where_the_mass_in_float64_says(share: float) -> None:
+    kernels = need_kernels()
+    rows = 400  # draws: whether the 17th of 64 equals takes part shows in some of them
+    logits = torch.full((500,), -math.inf)
+    logits[3:500:7][:64] = 2.5
+    found = kernels.keyed_sample_rows(
+        logits.expand(rows, -1),
+        torch.full((rows,), 0.7, dtype=torch.float64),
+        torch.full((rows,), 5),
+        torch.arange(rows),
+        top_p=torch.full((rows,), share, dtype=torch.float64),
+    )
+    kept = 17 if share > 0.25 else 16
+    assert set(found.tolist()) == {3 + 7 * i for i in range(kept)}
 
 
 def test_frequencies_follow_the_distribution() -> None:

@@ -163,8 +163,7 @@ def test_minus_infinity_is_a_token_that_cannot_be(kernels: Kernels) -> None:
 
 
 def test_only_parameters_decide_which_path_a_sequence_takes() -> None:
-    batchable = {name for name, params in PLAIN.items() if Sampler(NumpyKernels()).batchable(params)}
-    assert batchable == {"greedy", "temperature 1", "hot", "cold", "min_p"}
+    assert all(Sampler(NumpyKernels()).batchable(params) for params in PLAIN.values())
     assert not any(Sampler().batchable(params) for params in PLAIN.values())
     for changed in (
         replace(BASE, frequency_penalty=1.0),

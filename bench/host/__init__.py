@@ -1,0 +1,1 @@
+"""Where a server's time goes beside its forwards."""
