@@ -123,10 +123,15 @@ class Engine(Standing):
         """Who waits, and who is on the way to the queue."""
         return self.scheduler.room
 
-    def reserve(self, num_requests: int, num_tokens: int) -> Reservation:
-        """Room for one client's request, before it is tokenized. Raises an AdmissionError."""
+    @property
+    def num_ended(self) -> int:
+        """Requests with a reservation that were queued and have ended since the start, in whatever way."""
+        return self.room.num_taken - len(self._readers)
+
+    def reserve(self, num_requests: int, num_tokens: int, share: float = 1.0) -> Reservation:
+        """Room for one client's request, before it is tokenized; see WaitingRoom. Raises an AdmissionError."""
         self.check_accepting()
-        return self.room.reserve(num_requests, num_tokens)
+        return self.room.reserve(num_requests, num_tokens, share)
 
     def submit(self, request: EngineRequest, reservation: Reservation | None = None) -> RequestHandle:
         """Queue ``request``, in the room reserved for it, if any.

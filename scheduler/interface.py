@@ -53,8 +53,12 @@ class EngineInterface(Protocol):
     def room(self) -> WaitingRoom:
         """Who waits, and who is on the way to the queue."""
 
-    def reserve(self, num_requests: int, num_tokens: int) -> Reservation:
-        """Room for one client's request, before it is tokenized. Raises an AdmissionError."""
+    @property
+    def num_ended(self) -> int:
+        """Requests with a reservation that were queued and have ended since the start, in whatever way."""
+
+    def reserve(self, num_requests: int, num_tokens: int, share: float = 1.0) -> Reservation:
+        """Room for one client's request, before it is tokenized; see WaitingRoom. Raises an AdmissionError."""
 
     def submit(self, request: EngineRequest, reservation: Reservation | None = None) -> RequestHandle:
         """Queue ``request``, in the room reserved for it, if any.

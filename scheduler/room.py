@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import TracebackType
 
@@ -42,23 +43,25 @@ class WaitingRoom:
         return self._queued()[1] + self._reserved_tokens
 
     @property
-    def num_left(self) -> int:
-        """Requests with a reservation that have left the queue since the start, for whatever reason."""
-        return self._num_taken - self._queued()[0]
+    def num_taken(self) -> int:
+        """Requests with a reservation that were put into the queue since the start."""
+        return self._num_taken
 
-    def check(self, num_requests: int, num_tokens: int) -> None:
-        """Raises QueueFull unless so many more may wait. Changes nothing."""
+    def check(self, num_requests: int, num_tokens: int, share: float = 1.0) -> None:
+        """Raises QueueFull unless so many more may wait in this share of the room. Changes nothing."""
         waiting, tokens = self.num_requests, self.num_tokens
-        if waiting + num_requests > self._max_requests:
-            raise QueueFull(f"{waiting} requests are waiting, the limit is {self._max_requests}", "queue_full")
-        self._check_tokens(num_tokens, waiting, tokens)
+        # Where nobody waits the rest is not kept: who asks for more than the share could never come in.
+        limit = math.ceil(self._max_requests * share) if waiting else self._max_requests
+        if waiting + num_requests > limit:
+            raise QueueFull(f"{waiting} requests are waiting, the limit is {limit}", "queue_full")
+        self._check_tokens(num_tokens, waiting, tokens, share)
 
-    def reserve(self, num_requests: int, num_tokens: int) -> Reservation:
+    def reserve(self, num_requests: int, num_tokens: int, share: float = 1.0) -> Reservation:
         """Room for one client's request: its prompts, and at least the tokens that they may have together.
 
-        Raises QueueFull, and changes nothing.
+        ``share``: of both bounds, the rest being for others. Raises QueueFull, and changes nothing.
         """
-        self.check(num_requests, num_tokens)
+        self.check(num_requests, num_tokens, share)
         self._reserved_requests += num_requests
         self._reserved_tokens += num_tokens
         return Reservation(self, num_requests, num_tokens)
@@ -73,11 +76,13 @@ class WaitingRoom:
         assert self._reserved_requests >= 0, self._reserved_requests
         assert self._reserved_tokens >= 0, self._reserved_tokens
 
-    def _check_tokens(self, more: int, waiting: int, tokens: int) -> None:
-        if self._max_tokens is not None and waiting and tokens + more > self._max_tokens:
+    def _check_tokens(self, more: int, waiting: int, tokens: int, share: float = 1.0) -> None:
+        if self._max_tokens is None or not waiting:
+            return
+        limit = math.ceil(self._max_tokens * share)
+        if tokens + more > limit:
             raise QueueFull(
-                f"{tokens} prompt tokens are waiting, {more} more exceed the limit of {self._max_tokens}",
-                "queue_tokens",
+                f"{tokens} prompt tokens are waiting, {more} more exceed the limit of {limit}", "queue_tokens"
             )
 
     def _change(self, num_requests: int, num_tokens: int) -> None:

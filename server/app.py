@@ -15,9 +15,10 @@ from starlette.types import ASGIApp
 
 from server.api_page.page import CONTENT_SECURITY_POLICY, DOCS, load_docs
 from server.auth.middleware import ALWAYS_OPEN, AccessMiddleware
+from server.comeback import read_retries
 from server.connections import ConnectionCapMiddleware
 from server.edge import BodyCapMiddleware, EdgeMiddleware, error_response
-from server.errors import APIError
+from server.errors import APIError, retry_headers
 from server.metrics.responses import ResponseCounter
 from server.openapi import install
 from server.page_files import page_paths, page_router
@@ -111,6 +112,8 @@ def _guarded(app: ASGIApp, service: Service, pages: frozenset[str]) -> ASGIApp:
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, APIError)
+    if error.wait is not None:
+        error.headers |= retry_headers(error.wait(read_retries(request.headers)))
     return error_response(error)
 
 

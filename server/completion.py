@@ -11,6 +11,7 @@ from typing import Any
 from scheduler.request import ChoiceEvent
 from scheduler.room import Reservation
 from server.answer import Choice, build_choices, choose_best, request_metrics, usage
+from server.comeback import NO_RETRIES, Retries
 from server.deadline import Deadline, bound
 from server.errors import APIError, unavailable
 from server.fan_in import FanIn
@@ -37,15 +38,16 @@ async def begin_completion(
     deadline: Deadline | None = None,
     key: str | None = None,
     trace: RequestTrace | None = None,
+    retries: Retries = NO_RETRIES,
 ) -> Completion:
     """Check it, reserve room for it, tokenize and queue it. Raises APIError, at the latest when ``deadline`` passes.
 
-    ``key`` names the API key that the request came with; ``trace`` hears what was queued.
+    ``key`` names the API key that the request came with; ``trace`` hears what was queued; ``retries``: of its client.
     """
     with service.counting_refusals():
         check_limits(request, service.facts, service.settings)
     service.limiter.check_size(key, len(request.prompt) * (1 + request.num_sampled * request.max_tokens))
-    with service.reserve(len(request.prompt), most_prompt_tokens(request, service.facts)) as reservation:
+    with service.reserve(len(request.prompt), most_prompt_tokens(request, service.facts), retries) as reservation:
         async with bound(deadline):
             resolved = await resolve_completion(service, request, reservation, completion_id, arrival_time)
         choices = build_choices(resolved, request, service.tokenizer)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from server.comeback import Retries
 
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
@@ -23,6 +25,7 @@ class APIError(Exception):
         kind: str | None = None,
         headers: Mapping[str, str] | None = None,
         reason: str | None = None,
+        wait: Callable[[Retries], float] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -32,6 +35,7 @@ class APIError(Exception):
         self.code = code or _CODES.get(status, "server_error" if status >= 500 else "invalid_request")
         self.headers = dict(headers or {})
         self.reason = reason  # of a refusal that is not counted yet: see Service.counting_refusals
+        self.wait = wait  # seconds until the client should be back, from what it says of its retries
 
     @property
     def body(self) -> dict[str, Any]:
@@ -57,9 +61,20 @@ def bad_request(message: str, param: str | None, code: str | None = None) -> API
     return APIError(400, message, param=param, code=code)
 
 
-def unavailable(code: str, message: str, retry_after: float = 1, *, reason: str | None = None) -> APIError:
-    """503 with Retry-After; ``code`` is overloaded, model_loading, shutting_down or engine_failed."""
-    return APIError(503, message, code=code, headers=retry_headers(retry_after), reason=reason)
+def unavailable(
+    code: str,
+    message: str,
+    retry_after: float = 1,
+    *,
+    reason: str | None = None,
+    wait: Callable[[Retries], float] | None = None,
+) -> APIError:
+    """503 with Retry-After; ``code`` is overloaded, model_loading, shutting_down or engine_failed.
+
+    ``wait`` in place of ``retry_after``: it depends on who is told.
+    """
+    headers = retry_headers(retry_after) if wait is None else None
+    return APIError(503, message, code=code, headers=headers, reason=reason, wait=wait)
 
 
 def retry_headers(seconds: float) -> dict[str, str]:

@@ -19,7 +19,7 @@ from server.audits import AuditReporter
 from server.auth.keys import NO_KEYS, ApiKeys
 from server.body import BodyMemory, read_json_object
 from server.chat.template import ChatTemplate
-from server.comeback import ComeBack
+from server.comeback import NO_RETRIES, ComeBack, Retries
 from server.deadline import Deadline
 from server.errors import APIError, bad_request, unavailable
 from server.fan_in import FanIn
@@ -33,7 +33,6 @@ from server.tracing.tracing import Tracing
 from server.ui.feed import Feed
 from specdec.describe import describe_drafter
 
-GUESSED_ROUNDS = 1.5  # times in a second that a seat becomes free, until it has been measured
 MAX_TEXTS = 64  # that /tokenize and /detokenize work on at one time
 T = TypeVar("T")
 
@@ -68,7 +67,7 @@ class Service:
     num_texts: int = 0  # in ``counting_text``
 
     def __post_init__(self) -> None:
-        self.comeback = ComeBack(GUESSED_ROUNDS * self.settings.max_num_seqs)
+        self.comeback = ComeBack(self.settings.max_num_seqs)
         self.bodies = BodyMemory(self.settings.max_bodies_bytes, partial(self.metrics.reject, "bodies"))
 
     @property
@@ -143,12 +142,12 @@ class Service:
         seconds = self.settings.request_timeout if timeout is None else timeout
         return Deadline(arrival_time, seconds, self.metrics.count_timeout)
 
-    def reserve(self, num_requests: int, num_tokens: int) -> Reservation:
+    def reserve(self, num_requests: int, num_tokens: int, retries: Retries = NO_RETRIES) -> Reservation:
         """Room to wait for so many prompts, before they are tokenized. Raises APIError 503 if there is none."""
         self.check_open()
-        self.comeback.saw(self.engine.room.num_requests, self.engine.room.num_left)
+        self.comeback.saw(self.engine.room.num_requests, self.engine.num_ended)
         try:
-            return self.engine.reserve(num_requests, num_tokens)
+            return self.engine.reserve(num_requests, num_tokens, self.comeback.share(retries))
         except AdmissionError as error:
             raise self.refusal(error) from None
 
@@ -231,7 +230,7 @@ class Service:
             case RequestTooLarge():
                 return bad_request(str(error), "max_tokens", KV_CAPACITY)
             case QueueFull():
-                return unavailable("overloaded", str(error), self.comeback.seconds())
+                return unavailable("overloaded", str(error), wait=self.comeback.seconds)
             case ShuttingDown():
                 return unavailable("shutting_down", str(error), retry_after=5)
             case EngineUnhealthy():

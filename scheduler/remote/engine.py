@@ -154,9 +154,14 @@ class RemoteEngine(Standing):
         self._heard = self._clock()
         self._connecting = asyncio.get_running_loop().create_task(self._connect(), name="engine process")
 
-    def reserve(self, num_requests: int, num_tokens: int) -> Reservation:
+    @property
+    def num_ended(self) -> int:
+        """Requests with a reservation that were queued and have ended since the start, in whatever way."""
+        return self.room.num_taken - len(self._readers)
+
+    def reserve(self, num_requests: int, num_tokens: int, share: float = 1.0) -> Reservation:
         self.check_accepting()
-        return self.room.reserve(num_requests, num_tokens)
+        return self.room.reserve(num_requests, num_tokens, share)
 
     def submit(self, request: EngineRequest, reservation: Reservation | None = None) -> RequestHandle:
         self.check_accepting()

@@ -6,6 +6,7 @@ from scheduler.room import Reservation
 from server.chat.answer import ChatChoice, DeltaParser, PlainText
 from server.chat.messages import texts_in
 from server.chat.schema import ChatRequest
+from server.comeback import NO_RETRIES, Retries
 from server.completion import Completion
 from server.deadline import Deadline, bound
 from server.errors import bad_request
@@ -33,15 +34,17 @@ async def begin_chat(
     deadline: Deadline | None = None,
     key: str | None = None,
     trace: RequestTrace | None = None,
+    retries: Retries = NO_RETRIES,
 ) -> Completion:
     """Check it, reserve room for it, render, tokenize and queue it. Raises APIError, at the latest when ``deadline``
-    passes. ``key`` names the API key that the request came with; ``trace`` hears what was queued.
+    passes. ``key`` names the API key that the request came with; ``trace`` hears what was queued; ``retries``: of
+    its client.
     """
     with service.counting_refusals():
         check_chat_limits(request, service)
     service.limiter.check_size(key, 1 + request.n * (request.output_limit or 1))
     shown = [*request.messages, *(tool.shown for tool in request.tools or ())]
-    with service.reserve(1, most_tokens(texts_in(shown), service.facts)) as reservation:
+    with service.reserve(1, most_tokens(texts_in(shown), service.facts), retries) as reservation:
         plan = plan_tools(service, request)
         async with bound(deadline):
             with service.counting_refusals():

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from server.chat.completion import begin_chat
 from server.chat.schema import CHAT_NOT_SUPPORTED, ChatRequest, parse_chat
+from server.comeback import read_retries
 from server.openapi import GENERATING, describe
 from server.routes.answering import respond
 from server.service import Service
@@ -38,7 +39,10 @@ def chat_router(service: Service) -> APIRouter:
         state, arrival_time = request.state, request.state.arrival_time
         deadline = service.deadline(parsed.timeout, arrival_time)
         state.answer_id = f"chatcmpl-{uuid.uuid4().hex}"  # for the access log
-        beginning = begin_chat(service, parsed, state.answer_id, arrival_time, deadline, state.key, state.trace)
+        retries = read_retries(request.headers)
+        beginning = begin_chat(
+            service, parsed, state.answer_id, arrival_time, deadline, state.key, state.trace, retries
+        )
         return await respond(request, beginning, stream=parsed.stream, send_timeout=settings.send_timeout)
 
     return router

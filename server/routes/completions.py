@@ -7,6 +7,7 @@ import uuid
 
 from fastapi import APIRouter, Request, Response
 
+from server.comeback import read_retries
 from server.completion import begin_completion
 from server.openapi import GENERATING, describe
 from server.routes.answering import respond
@@ -38,7 +39,10 @@ def completions_router(service: Service) -> APIRouter:
         state, arrival_time = request.state, request.state.arrival_time
         deadline = service.deadline(parsed.timeout, arrival_time)
         state.answer_id = f"cmpl-{uuid.uuid4().hex}"  # for the access log
-        beginning = begin_completion(service, parsed, state.answer_id, arrival_time, deadline, state.key, state.trace)
+        retries = read_retries(request.headers)
+        beginning = begin_completion(
+            service, parsed, state.answer_id, arrival_time, deadline, state.key, state.trace, retries
+        )
         return await respond(request, beginning, stream=parsed.stream, send_timeout=settings.send_timeout)
 
     return router

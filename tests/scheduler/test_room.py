@@ -157,13 +157,27 @@ def test_an_exception_gives_back_what_was_reserved() -> None:
     assert (full.num_requests, full.num_tokens) == (0, 0)
 
 
-def test_what_left_the_queue_is_counted() -> None:
-    queued = [(0, 0)]
-    full = WaitingRoom(10, None, lambda: queued[0])
-    reservation = full.reserve(3, 30)
-    reservation.take(10)
-    reservation.take(10)
-    queued[0] = (2, 20)
-    assert full.num_left == 0
-    queued[0] = (1, 10)
-    assert full.num_left == 1
+def test_what_was_put_into_the_queue_is_counted() -> None:
+    full = room()
+    with full.reserve(3, 30) as reservation:
+        reservation.take(10)
+        reservation.take(10)
+    assert full.num_taken == 2
+
+
+def test_a_share_of_both_bounds_is_left_for_others() -> None:
+    full = room(max_requests=8, max_tokens=100)
+    full.reserve(6, 10)
+    with pytest.raises(QueueFull, match="the limit is 6"):
+        full.reserve(1, 10, 0.75)
+    full.reserve(1, 60)
+    of_tokens = room(max_requests=99, max_tokens=100)
+    of_tokens.reserve(1, 70)
+    with pytest.raises(QueueFull, match="the limit of 75"):
+        of_tokens.reserve(1, 6, 0.75)
+
+
+def test_where_nobody_waits_nothing_is_left_for_others() -> None:
+    room(max_requests=8, max_tokens=100).reserve(8, 100, 0.1)
+    with pytest.raises(QueueFull):
+        room(max_requests=8).reserve(9, 9, 0.1)

@@ -16,6 +16,8 @@ from urllib.parse import urlparse
 import httpx
 import pytest
 
+from scheduler.room import Reservation
+from server.comeback import KEPT_SHARE, MAX_SECONDS_OF_PATIENT, ComeBack, Retries
 from server.resolve import THREAD_ABOVE_CHARS
 from server.service import Service
 from tests.server.builders import CONTEXT, MODEL_NAME, build_service, metric, running
@@ -94,6 +96,51 @@ def assert_refused(response: httpx.Response) -> int:
     assert 0 < milliseconds <= 60_000
     assert 0 <= int(response.headers["retry-after"]) * 1000 - milliseconds < 1000
     return milliseconds
+
+
+def openais_headers(num_made: int, version: str = "3.0.0") -> dict[str, str]:
+    return {
+        "x-stainless-lang": "python",
+        "x-stainless-package-version": version,
+        "x-stainless-retry-count": str(num_made),
+    }
+
+
+def test_while_somebody_is_to_come_for_the_last_time_a_part_of_the_room_is_kept(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.service, "comeback", ComeBack(1, lambda: 0.0))
+    body = {"model": MODEL_NAME, **LONG}
+
+    def status(num_made: int) -> int:
+        return server.client.post("/v1/completions", json=body, headers=openais_headers(num_made)).status_code
+
+    with server.tokenizing(LONG, LONG, monkeypatch=monkeypatch):
+        assert status(1) == 503  # it will be back for the last time
+    with server.tokenizing(LONG, monkeypatch=monkeypatch):
+        assert [status(0), status(1)] == [503, 503]
+        last = server.pool.submit(status, 2)
+        wait_for(lambda: server.service.engine.room.num_requests == 2, "it was not taken")
+    assert last.result(60) == 200
+    assert status(0) == 200  # nobody waits: nothing is kept
+
+
+@pytest.mark.parametrize(("version", "most"), [("3.0.0", 120), ("1.60.0", 60)])
+def test_openais_client_is_told_no_more_than_it_waits(
+    version: str, most: int, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comeback = ComeBack(1, lambda: 0.0)
+    monkeypatch.setattr(server.service, "comeback", comeback)
+    for _ in range(1000):
+        comeback.seconds(Retries(0, MAX_SECONDS_OF_PATIENT))
+    body = {"model": MODEL_NAME, **LONG}
+    with server.tokenizing(LONG, LONG, monkeypatch=monkeypatch):
+        answers = [
+            server.client.post("/v1/completions", json=body, headers=openais_headers(0, version)) for _ in range(3)
+        ]
+    waits = [int(answer.headers["retry-after-ms"]) / 1000 for answer in answers]
+    assert all(most / 2 <= wait <= most for wait in waits)
+    assert len(set(waits)) == 3
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -239,3 +286,24 @@ def test_a_chat_takes_room_while_its_template_is_rendered(
     text = sum(len(name.encode()) + len(value.encode()) for message in HELLO for name, value in message.items())
     assert seen == [(1, text)]
     assert (room.num_requests, room.num_tokens) == (0, 0)
+
+
+def test_a_chat_that_comes_for_the_last_time_has_the_room_that_is_kept(
+    chat_service: Service, chat_http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comeback = ComeBack(1, lambda: 0.0)
+    comeback.seconds(Retries(1))
+    monkeypatch.setattr(chat_service, "comeback", comeback)
+    shares = []
+    reserve = chat_service.engine.reserve
+
+    def spy(num_requests: int, num_tokens: int, share: float) -> Reservation:
+        shares.append(share)
+        return reserve(num_requests, num_tokens, share)
+
+    monkeypatch.setattr(chat_service.engine, "reserve", spy)
+    for num_made in (0, 2):
+        body = {"model": MODEL_NAME, "messages": HELLO, "max_tokens": 1}
+        headers = openais_headers(num_made)
+        assert chat_http.post("/v1/chat/completions", json=body, headers=headers).status_code == 200
+    assert shares == [1 - KEPT_SHARE, 1]
