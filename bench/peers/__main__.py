@@ -37,9 +37,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--home", type=Path, help="folder of the peers (default: peers in TRUEDRAFT_HOME)")
     commands = top.add_subparsers(dest="command", required=True)
     install = commands.add_parser("install", help="each peer into a virtual environment of its own")
-    install.add_argument(
-        "peers", nargs="*", metavar="PEER", choices=[*PEERS, []], help=f"all, or of {', '.join(PEERS)}"
-    )
+    install.add_argument("peers", nargs="*", metavar="PEER", help=f"of {', '.join(PEERS)} (default: all)")
     install.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at a time")
     install.add_argument(
         "--nice", type=int, default=10, help="added to the niceness of all that installs (default: 10)"
@@ -68,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.command == "install":
             installer = Installer(home, nice=arguments.nice, jobs=arguments.jobs, say=_say)
+            if unknown := [peer for peer in arguments.peers if peer not in RECIPES]:
+                raise CommandError(f"there is no peer {unknown[0]}; there are {', '.join(PEERS)}")
             for peer in arguments.peers or PEERS:
                 installer.install(RECIPES[peer])
             return 0

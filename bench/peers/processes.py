@@ -63,9 +63,11 @@ class Process:
             )
 
     def sleep(self) -> None:
-        """Its spinning threads cost the others nothing."""
+        """Its spinning threads cost the others nothing. Returns when it has stopped (or ended)."""
         self._signal(signal.SIGSTOP)
         self._asleep = True
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, self.popen.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def wake(self) -> None:
         if self._asleep:
