@@ -43,7 +43,8 @@ def run_bench(options: Options, report: Report) -> int:
         children = _start(options, stack, report)
         thread = stack.enter_context(ClientThread(options.nice))
         named = options.targets or tuple(NamedTarget(child.name, child.url) for child in children)
-        targets = [_open(thread, one, options, report) for one in named]
+        clients = [_client(thread, one, options, stack) for one in named]
+        targets = [_open(thread, *one, options, report) for one in zip(named, clients, strict=True)]
         by_target = {child.name: child for child in children}
         variants = _variants(targets, options, report)
         if not variants:
@@ -78,9 +79,14 @@ def _start(options: Options, stack: contextlib.ExitStack, report: Report) -> lis
     return stack.enter_context(start_servers(named, folder))
 
 
-def _open(thread: ClientThread, named: NamedTarget, options: Options, report: Report) -> Target:
+def _client(thread: ClientThread, named: NamedTarget, options: Options, stack: contextlib.ExitStack) -> Client:
     key = os.environ.get(options.api_key_env, "").strip() if options.api_key_env else ""
     client = Client(named.url, api_key=key, timeout=options.size.timeout)
+    stack.callback(lambda: thread.run(client.close()))
+    return client
+
+
+def _open(thread: ClientThread, named: NamedTarget, client: Client, options: Options, report: Report) -> Target:
     target = thread.run(open_target(named.name, client, model=options.served_model, chat=options.size.chat))
     what = {"messages": [{"role": "user", "content": "Hello"}]} if options.size.chat else {"prompt": "Hello"}
     refused = thread.run(find_fields(target, what, optional_fields(options.size, 0, "bench-fields")))

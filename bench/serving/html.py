@@ -96,7 +96,8 @@ def _facts(whole: Mapping[str, Any]) -> Html:
     for target in whole["targets"]:
         words = [str(target["model_path"] or target["model"])]
         words += [str(target[name]) for name in ("dtype", "exactness_level") if target[name]]
-        facts.append((target["name"], ", ".join([*words, target["kind"], target["started"] or target["url"]])))
+        where = target["started"] or f"{target['kind']} at {target['url']}"
+        facts.append((target["name"], ", ".join([*words, where])))
     slos = ", ".join(settings["slos"])
     facts += [
         ("Requests", f"{settings['tokens']} output tokens, {sampling}, {settings['rounds']} rounds, "

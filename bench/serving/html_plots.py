@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bench.serving.svg import Point, Series, Stack, line_plot, range_plot, stacked_bars
-from bench.verify.markup import Html, element
+from bench.verify.markup import Html, element, join
 
 Object = Mapping[str, Any]
 _STAGES = ("verify", "draft", "accept", "build", "rollback", "sync")
@@ -16,13 +16,17 @@ _SLOTS = (("draft", "draft reserve"), ("last_block", "last blocks"), ("reserved"
 def workload_plots(results: Sequence[Object], workload: str) -> Html:
     """Everything that was measured of it: over the loads, or over the block sizes if these are what differs."""
     mine = [one for one in results if one["truedraft"]["workload"] == workload]
-    plots: list[Html] = []
-    for kind, axis in (("closed", "requests at a time"), ("open", "requests a second")):
+    parts: list[Html] = []
+    for kind, heading, axis in (
+        ("closed", "Closed loop", "requests at a time"),
+        ("open", "Open loop, random arrivals", "requests a second"),
+    ):
         of_kind = [one for one in mine if one["truedraft"]["load"]["kind"] == kind]
         if of_kind:
             sized = all(one["truedraft"]["block_size"] is not None for one in of_kind)
-            plots += _over_sizes(of_kind) if sized else _over_loads(of_kind, axis)
-    return element("div", *plots, class_="plots")
+            plots = _over_sizes(of_kind) if sized else _over_loads(of_kind, axis)
+            parts += [element("h3", heading), element("div", *plots, class_="plots")]
+    return join(*parts)
 
 
 def _over_loads(mine: Sequence[Object], axis: str) -> list[Html]:
@@ -39,7 +43,7 @@ def _over_sizes(mine: Sequence[Object]) -> list[Html]:
 
     plots = _plots(mine, places, lambda one: str(one["truedraft"]["block_size"]), series, "block size")
     hits = _series(mine, places, lambda one: str(one["truedraft"]["block_size"]), series, _hit_rate)
-    return [*plots, *([line_plot("Prefix cache hit rate", "%", places, hits, "block size")] if hits else [])]
+    return [*plots, *([line_plot("Prefix cache hit rate", "%", places, hits, "block size", most=100)] if hits else [])]
 
 
 def _plots(
@@ -59,7 +63,7 @@ def _plots(
     ratios = series(_ratio)
     if ratios:
         base = next(one["truedraft"]["ratio"]["over"] for one in mine if one["truedraft"]["ratio"])
-        plots.append(line_plot(f"Throughput over {base}", "times", places, ratios, axis))
+        plots.append(line_plot(f"Throughput over {base}", "times", places, ratios, axis, reference=1.0))
     for title, name in (("Inter-token latency (ITL)", "itl"), ("Time to first token (TTFT)", "ttft"),
                         ("Time per output token (TPOT)", "tpot")):  # fmt: skip
         found = series(lambda one, name=name: _tail(one, name))  # type: ignore[misc]
@@ -70,7 +74,7 @@ def _plots(
         plots.append(range_plot("Acceptance length", "tokens", places, acceptance, axis))
     good = series(lambda one: _share(one, "good_share"))
     if good:
-        plots.append(line_plot("Requests within the objectives", "%", places, good, axis))
+        plots.append(line_plot("Requests within the objectives", "%", places, good, axis, most=100))
     steps = [
         Stack(_label(one, series_of, place_of), tuple((s, shares.get(s, 0.0), i) for i, s in enumerate(_STAGES)))
         for one in mine

@@ -10,7 +10,8 @@ DARK = ("#6fb1f0", "#f39a4f", "#5fcf97", "#c79bea", "#f0869a", "#4fc7d1", "#d6bb
 
 _RULES = """
 body { max-width: 82rem }
-table.figures td, table.figures th { white-space: nowrap }
+table.figures { font-size: .8rem }
+table.figures td, table.figures th { white-space: nowrap; padding: .22rem .38rem }
 table.figures tr.cell th { padding-top: .9rem; border-bottom: 1px solid var(--line) }
 table.figures tbody th { font-weight: 400 }
 table.figures tr.cell th { font-weight: 600 }
@@ -20,7 +21,8 @@ table.figures tr.group th { text-align: center; border-bottom: 0; color: var(--s
 table.figures td.first, table.figures th.first { border-left: 1px solid var(--line) }
 td.bad { color: var(--failed); background: var(--failed-ground); font-weight: 600 }
 td.fine { color: var(--passed); background: var(--passed-ground) }
-.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(10.5rem, 1fr)); gap: .6rem; margin: 1rem 0 }
+.tiles { display: grid;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 17rem), 1fr)); gap: .6rem; margin: 1rem 0 }
 .tile { background: var(--panel-ground); border: 1px solid var(--line); border-radius: .5rem; padding: .55rem .8rem }
 .tile b { display: block; font-size: 1.3rem; line-height: 1.25; font-weight: 600; font-variant-numeric: tabular-nums }
 .tile span { color: var(--soft); font-size: .85rem; display: block }
@@ -36,11 +38,13 @@ svg .grid { stroke: var(--line); stroke-width: 1 }
 svg .line { fill: none; stroke: currentColor; stroke-width: 2 }
 svg .whisker { stroke: currentColor; stroke-width: 1.5; opacity: .65 }
 svg .dot, svg .area { fill: currentColor }
+svg .reference { stroke: var(--soft); stroke-width: 1.25; stroke-dasharray: 4 3 }
 svg .tail { stroke: var(--page); stroke-width: 1.25; opacity: .8 }
 ul.keys { list-style: none; display: flex; flex-wrap: wrap; gap: .1rem .9rem; margin: .1rem 0 .3rem; padding: 0;
   font-size: .85rem }
 .key { display: inline-block; width: .75em; height: .75em; border-radius: .15em; background: currentColor;
   margin-right: .4em }
+@media (max-width: 40rem) { .tiles { grid-template-columns: 1fr 1fr } .tile b { font-size: 1.1rem } }
 @media print { figure { break-inside: avoid } .plots { grid-template-columns: 1fr 1fr } }
 """
 

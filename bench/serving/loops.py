@@ -46,7 +46,6 @@ def arrivals(rate: float, count: int, seed: int) -> list[float]:
 
 async def run_load(client: Client, path: str, requests: Sequence[Request], load: Load, seed: int) -> LoadResult:
     """Send all requests as the load says and wait for every answer. Never raises for what one of them met."""
-    gc.collect()
     gc.disable()  # a collection in the middle would be read as the server's pause
     try:
         if load.seats is not None:

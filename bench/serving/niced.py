@@ -52,6 +52,8 @@ class ClientThread:
                     return future.result()
         except BaseException:
             future.cancel()
+            with contextlib.suppress(BaseException):
+                future.result(_LEAVE_SECONDS)
             raise
 
     def _run(self) -> None:
@@ -65,7 +67,10 @@ class ClientThread:
         try:
             self._loop.run_forever()
         finally:
-            for task in asyncio.all_tasks(self._loop):
+            tasks = asyncio.all_tasks(self._loop)
+            for task in tasks:
                 task.cancel()
-            self._loop.run_until_complete(asyncio.sleep(0))
+            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.run_until_complete(asyncio.sleep(0))  # sockets that were given up close in the next turn
             self._loop.close()

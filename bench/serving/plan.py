@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,7 +42,7 @@ class LoadCell:
         seats = self.load.seats or 4
         prompt = sum(len(p.text) for p in self.prompts) / len(self.prompts) / 4
         tokens = size.requests_of(self.load) * (size.tokens + prompt / 8)
-        estimate = tokens / min(seats, size.requests_of(self.load)) ** 0.5
+        estimate: float = tokens / math.sqrt(min(seats, size.requests_of(self.load)))
         return max(estimate, 60.0 * size.requests_of(self.load) / self.load.rate) if self.load.rate else estimate
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -60,6 +61,7 @@ class Runner:
 
         outcome = self.run_
         started = time.monotonic()
+        gc.freeze()  # what is there by now stays: collections between runs need not look at it
         try:
             for i, cell in enumerate(self._cells):
                 self._run_cell(i, cell)
@@ -67,6 +69,8 @@ class Runner:
                     break
         except (Ended, KeyboardInterrupt) as ended:
             outcome.stopped, outcome.ended = "interrupted", ended
+        finally:
+            gc.unfreeze()
         outcome.seconds = time.monotonic() - started
         outcome.results = [one for one in outcome.results if one.runs]
         return outcome

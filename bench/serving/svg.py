@@ -40,9 +40,20 @@ class Stack:
     segments: tuple[tuple[str, float, int], ...]
 
 
-def line_plot(title: str, unit: str, places: Sequence[str], series: Sequence[Series], axis: str) -> Html:
-    """Values over ``places``, evenly spaced, from 0 up; spreads as upright lines."""
-    top = _ceiling([max(p.value, p.high or 0.0) for s in series for p in s.points if p is not None])
+def line_plot(
+    title: str,
+    unit: str,
+    places: Sequence[str],
+    series: Sequence[Series],
+    axis: str,
+    *,
+    reference: float | None = None,
+    most: float = 0.0,
+) -> Html:
+    """Values over ``places``, evenly spaced, from 0 to at least ``most``; spreads as upright lines, ``reference`` as a
+    broken one."""
+    values = [max(p.value, p.high or 0.0) for s in series for p in s.points if p is not None]
+    top = _ceiling([*values, reference or 0.0, most])
     inner = _WIDTH - _LEFT - _RIGHT
 
     def x(i: int) -> float:
@@ -53,6 +64,8 @@ def line_plot(title: str, unit: str, places: Sequence[str], series: Sequence[Ser
 
     parts: list[Html] = [_grid(top, y), *(_text(x(i), _HEIGHT - _BOTTOM + 16, place) for i, place in enumerate(places))]
     parts.append(_text(_LEFT + inner / 2, _HEIGHT - 6, axis, class_="axis"))
+    if reference is not None:
+        parts.append(_line(_LEFT, y(reference), _WIDTH - _RIGHT, y(reference), "reference"))
     for number, one in enumerate(series):
         shift = (number - (len(series) - 1) / 2) * 5.0  # spreads stand beside each other
         known = [(x(i) + shift, point, places[i]) for i, point in enumerate(one.points) if point is not None]
@@ -87,8 +100,8 @@ def range_plot(title: str, unit: str, places: Sequence[str], series: Sequence[Se
             if point is None:
                 continue
             left = middle + (number - len(series) / 2) * width
-            tail = f", p99 {point.high:.4g}" if point.high is not None else ""
-            tip = f"{one.name}, {place}: p50 {point.value:.4g} {unit}{tail}"
+            told = f"{point.value:.4g} {unit}"
+            tip = f"{one.name}, {place}: " + (told if point.high is None else f"p50 {told}, p99 {point.high:.4g}")
             parts.append(_rect(left + 1, y(point.value), width - 2, y(0) - y(point.value), one.colour, tip))
             if point.high is not None:
                 centre = left + width / 2
