@@ -52,9 +52,12 @@ class Design:
                 raise ValueError(f"constraint {constraint.reason!r} names an unknown factor: {sorted(unknown)}")
         self._constrained = [f.name for f in self.factors if any(f.name in c.names for c in constraints)]
         self._name_sets = [frozenset(c.names) for c in self.constraints]
-        with_names = list(zip(self.constraints, self._name_sets, strict=True))
-        self._naming = {name: [pair for pair in with_names if name in pair[1]] for name in self._values}
+        self._naming = {name: [i for i, names in enumerate(self._name_sets) if name in names] for name in self._values}
         self._completable: dict[tuple[str | None, ...], bool] = {}
+        self._possible: dict[tuple[int | str | None, ...], bool] = {}
+        # Allowed rows that were found, of the constrained factors: most partial rows are part of one of them.
+        self._rows_with: dict[tuple[str, str], int] = {}  # by (factor, value): bit i is set if the i-th row has it
+        self._num_rows = 0
 
     def allows(self, row: Row) -> bool:
         """No constraint forbids ``row``, which may be partial."""
@@ -63,7 +66,16 @@ class Design:
     def completable(self, row: Row) -> bool:
         """Some allowed complete row holds the partial ``row``."""
         known = {name: row[name] for name in self._constrained if name in row}
-        return self._known(known, lambda: self.allows(known) and self._complete(known))
+        return self._in_a_row(known) or self._known(
+            known, lambda: self._possible_to_each(known, range(len(self.constraints))) and self._complete(known)
+        )
+
+    def _in_a_row(self, row: Row) -> bool:
+        """A complete row that was found before holds ``row``."""
+        rows = (1 << self._num_rows) - 1
+        for item in row.items():
+            rows &= self._rows_with.get(item, 0)
+        return rows != 0
 
     def _known(self, row: dict[str, str], find: Callable[[], bool]) -> bool:
         """What was found for ``row`` before, else what ``find`` says."""
@@ -76,18 +88,35 @@ class Design:
     def _complete(self, row: dict[str, str]) -> bool:
         """Some allowed complete row holds the allowed ``row``."""
         # What the nearest constraint lacks comes first, so that a dead end shows early.
-        known = set(row)
-        open_ = [lacking for names in self._name_sets if (lacking := names - known)]
+        open_ = [lacking for names in self._name_sets if (lacking := names - row.keys())]
         if not open_:
+            for item in row.items():
+                self._rows_with[item] = self._rows_with.get(item, 0) | 1 << self._num_rows
+            self._num_rows += 1
             return True
         name = min(sorted(open_, key=len)[0])
-        known.add(name)
-        checks = [c.allows for c, names in self._naming[name] if names <= known]
         for value in self._values[name]:
             wider = {**row, name: value}
-            if all(allows(wider) for allows in checks) and self._known(wider, partial(self._complete, wider)):
+            if self._possible_to_each(wider, self._naming[name]) and (
+                self._in_a_row(wider) or self._known(wider, partial(self._complete, wider))
+            ):
                 return True
         return False
+
+    def _possible_to_each(self, row: Row, numbers: Iterable[int]) -> bool:
+        """Each of these constraints, by itself, allows some values of those of its factors that ``row`` lacks."""
+        for number in numbers:
+            constraint = self.constraints[number]
+            key = (number, *map(row.get, constraint.names))
+            if key not in self._possible:
+                lacking = [name for name in constraint.names if name not in row]
+                self._possible[key] = any(
+                    constraint.allows({**row, **dict(zip(lacking, values, strict=True))})
+                    for values in itertools.product(*(self._values[name] for name in lacking))
+                )
+            if not self._possible[key]:
+                return False
+        return True
 
     def combinations(self, strength: int, names: Sequence[str] | None = None) -> Iterator[Combination]:
         """All valid combinations of ``strength`` factors (of ``names``, if given)."""
