@@ -15,6 +15,7 @@ from kvcache.manager import KVCacheManager
 from scheduler.budget import draft_allowance, share_drafts
 from scheduler.choice import Choice, ChoiceState
 from scheduler.config import SchedulerConfig
+from scheduler.pace import StepPace
 from scheduler.preemption import ForcedPreemption
 from scheduler.roster import Roster
 from specdec.plan import PlanItem
@@ -25,12 +26,18 @@ class Planner:
     """Admits and preempts through ``roster``, and reserves what the rows will write."""
 
     def __init__(
-        self, config: SchedulerConfig, manager: KVCacheManager, roster: Roster, forced: ForcedPreemption
+        self,
+        config: SchedulerConfig,
+        manager: KVCacheManager,
+        roster: Roster,
+        forced: ForcedPreemption,
+        pace: StepPace | None = None,
     ) -> None:
         self.config = config
         self._manager = manager
         self._roster = roster
         self._forced = forced
+        self._pace = pace
 
     def plan(self, now: float) -> tuple[list[PlanItem], list[PlanItem]]:
         """Items of the choices that decode, and of those that compute known tokens. Both empty: nobody can run."""
@@ -40,8 +47,8 @@ class Planner:
         decoding = self._reserve_decode([choice for choice in roster.running if choice.sequence.decoding])
         prefilling = [choice for choice in roster.running if not choice.sequence.decoding]
 
-        rows_left = self.config.max_num_batched_tokens - len(decoding)
         pending = self._pending_prefill(prefilling)
+        rows_left = self._rows(len(decoding), pending) - len(decoding)
         drafts_left = draft_allowance(rows_left, pending)
         wanted = [self._wanted_drafts(choice) for choice in decoding]
         if pending > rows_left - sum(wanted):
@@ -65,6 +72,13 @@ class Planner:
             for choice, grant in zip(decoding, grants, strict=True)
         ]
         return decode_items, prefill_items
+
+    def _rows(self, num_decoding: int, pending: int) -> int:
+        """Of the step, all in all."""
+        most = self.config.max_num_batched_tokens
+        if self._pace is None or not num_decoding or not pending:
+            return most
+        return self._pace.rows(num_decoding, most)
 
     def _pending_prefill(self, prefilling: list[Choice]) -> int:
         """Known tokens that could be computed in this step; prefix hits are not foreseen."""

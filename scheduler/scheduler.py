@@ -27,6 +27,7 @@ from scheduler.audit import AuditFinding, AuditStatus, Trail
 from scheduler.audits import Audits
 from scheduler.choice import Choice, RequestGroup
 from scheduler.config import SchedulerConfig
+from scheduler.pace import StepPace
 from scheduler.planner import Planner
 from scheduler.preemption import ForcedPreemption, PreemptEveryStep, PreemptNever
 from scheduler.request import ChoiceEvent, EngineRequest, StepTrace, TextDecision, TextFilterFactory
@@ -52,6 +53,7 @@ class Scheduler:
         *,
         clock: Callable[[], float] = time.monotonic,
         forced_preemption: ForcedPreemption | None = None,
+        pace: StepPace | None = None,
     ) -> None:
         self.config = config
         self._manager = manager
@@ -65,7 +67,8 @@ class Scheduler:
             config.max_waiting_tokens,
             lambda: (roster.num_unstarted, roster.unstarted_tokens),
         )
-        self._planner = Planner(config, manager, self._roster, forced)
+        self._pace = pace
+        self._planner = Planner(config, manager, self._roster, forced, pace)
         self._seq_ids = count()
         self._arrivals = count()
         self._before_step: tuple[Mark, ...] = ()  # of the live sequences of a plan with audits
@@ -221,6 +224,8 @@ class Scheduler:
                 self._audits.blame()
             elif len(live_items(plan)) < len(plan.items):
                 self._audits.worked()
+        if self._pace is not None:
+            self._pace.observe(result.stats.num_rows, sum(result.stats.stage_seconds.values()))
         now = self._clock()
         events = []
         for item, output in zip(plan.items, result.outputs, strict=True):

@@ -24,6 +24,7 @@ from model.opening import open_model
 from scheduler.audit import AuditConfig
 from scheduler.config import SchedulerConfig
 from scheduler.engine import Step
+from scheduler.pace import StepPace
 from scheduler.request import EngineRequest, TextFilter
 from scheduler.scheduler import Scheduler
 from server.description import EngineDescription
@@ -35,6 +36,9 @@ from server.speculating import speculation as build_speculation
 from server.start_error import StartError
 from server.version import VERSION
 from specdec.describe import describe_speculation, drafter_memory
+from specdec.draft_length.controller import DraftLengthController
+from specdec.draft_length.cost import StepCost
+from specdec.draft_length.measure import measure_step_cost
 from specdec.drafters.forced import FORCED
 from specdec.grammar.compiler import LIBRARY, GrammarCache, GrammarCompiler, NoGrammars, TokenizerText
 from specdec.grammar.constraint import GrammarConstraint
@@ -161,6 +165,7 @@ def build_engine(
         num_speculative_tokens=settings.num_speculative_tokens,
         max_waiting_requests=settings.max_waiting,
         max_waiting_tokens=settings.max_waiting_tokens,
+        itl_slo=settings.itl_slo,
         audit=_audit_config(settings, exactness, info.dtype),
     )
     description = EngineDescription(
@@ -183,12 +188,30 @@ def build_engine(
         no_grammars=no_grammars,
     )
     return BuiltEngine(
-        scheduler=Scheduler(manager, config, text_filters=parts.text_filters(TextFilters(loaded.tokenizer))),
+        scheduler=Scheduler(
+            manager,
+            config,
+            text_filters=parts.text_filters(TextFilters(loaded.tokenizer)),
+            pace=_pace(settings, loaded, storage, controller),
+        ),
         step=step,
         description=description,
         grammars=grammars,
         speculation=partial(describe_speculation, drafters, controller.cost if controller else None),
     )
+
+
+def _pace(
+    settings: Settings, loaded: LoadedModel, storage: KVStorage, controller: DraftLengthController | None
+) -> StepPace | None:
+    """Nothing in ``storage`` is in use. Its cost curve is its own: it learns from steps with prompts too."""
+    if settings.itl_slo is None:
+        return None
+    if controller is not None:
+        points = controller.cost.points
+    else:
+        points = measure_step_cost(loaded.executor, storage, settings.max_num_batched_tokens).points
+    return StepPace(settings.itl_slo, StepCost(points))
 
 
 class TextFilters:

@@ -115,6 +115,12 @@ class Settings(BaseSettings):
     max_num_batched_tokens: int = Field(
         512, ge=1, description="Token budget of one step: rows of prefill, decode and drafts together."
     )
+    itl_slo: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds that a step may take for prompts while others decode: prompts are then cut into chunks as "
+        "large as the measured cost of a step allows. Unset: chunks have what the token budget leaves.",
+    )
     max_waiting: int = Field(1024, ge=1, description="Most requests that wait; beyond it the answer is 503.")
 
     max_waiting_tokens: int = Field(
@@ -260,6 +266,11 @@ class Settings(BaseSettings):
         False,
         description="Share KV blocks and past outputs to draft from between requests of different API keys. Off: only "
         "between those of one key, so that nobody can find out by times and counts what others sent.",
+    )
+    speculation_trace: bool = Field(
+        True,
+        description="Answer `speculation.trace`, which shows the drafts of a request. They may be other people's outputs, "
+        "unless each has a key or a `cache_salt`; off: 400.",
     )
     rate_limit_requests: int | None = Field(
         None,

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from kvcache.manager import KVCacheManager
 from kvcache.table import BlockTable
 from scheduler.config import SchedulerConfig
+from scheduler.pace import StepPace
 from scheduler.request import ChoiceEvent, ChoiceSpec, EngineRequest, TextDecision
 from scheduler.room import Reservation
 from scheduler.scheduler import Scheduler
@@ -237,13 +238,14 @@ class Bench:
         seed: int = 0,
         config: SchedulerConfig | None = None,
         num_private_blocks: int = 0,
+        pace: StepPace | None = None,
     ) -> None:
         self.manager = KVCacheManager(
             num_blocks, block_size, enable_prefix_cache=prefix_cache, num_private_blocks=num_private_blocks
         )
         self.config = config or SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=32, max_model_len=64)
         self.time = 0.0
-        self.scheduler = Scheduler(self.manager, self.config, ToyFilter, clock=self.tick)
+        self.scheduler = Scheduler(self.manager, self.config, ToyFilter, clock=self.tick, pace=pace)
         self.step = ToyStep(self.manager, accept=accept, seed=seed)
         self.requests: dict[str, EngineRequest] = {}
         self.got: dict[tuple[str, int], list[ChoiceEvent]] = {}
@@ -350,6 +352,19 @@ def check_plan(plan: StepPlan, config: SchedulerConfig) -> None:
         assert sequence.num_computed + item.num_tokens <= len(sequence.tokens)
         assert sequence.table.num_slots >= sequence.num_computed + item.num_tokens + item.max_drafts
         assert item.max_drafts <= max(0, sequence.params.max_tokens - sequence.num_output_tokens - 1)
+
+
+class LinearCost:
+    """Seconds of a step: a millisecond for each row behind ten. Keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, float]] = []
+
+    def seconds(self, rows: int) -> float:
+        return (10 + rows) / 1000
+
+    def observe(self, rows: int, seconds: float) -> None:
+        self.seen.append((rows, seconds))
 
 
 def config(**changes: int | bool | None) -> SchedulerConfig:

@@ -16,9 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from scheduler.audit import AuditConfig
 from scheduler.config import SchedulerConfig
 from scheduler.errors import QueueFull, RequestTooLarge
+from scheduler.pace import StepPace
 from scheduler.request import ChoiceEvent
 from specdec.plan import StepPlan
-from tests.scheduler.builders import STOP_ID, Bench, build_request, live_items
+from tests.scheduler.builders import STOP_ID, Bench, LinearCost, build_request, live_items
 
 MAX_MODEL_LEN = 40
 PROMPTS = st.builds(
@@ -39,6 +40,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         accept=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
         prefix_cache=st.booleans(),
         preempt_every_step=st.booleans(),
+        itl_slo=st.sampled_from([None, 0.03]),
         seed=st.integers(0, 1000),
         audit_rate=st.sampled_from([1.0, 1.0, 0.5]),
         audit_share=st.sampled_from([None, 0.05, 0.5]),
@@ -55,6 +57,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         accept: float,
         prefix_cache: bool,
         preempt_every_step: bool,
+        itl_slo: float | None,
         seed: int,
         audit_rate: float,
         audit_share: float | None,
@@ -79,6 +82,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 seed=seed,
                 config=replace(config, audit=audit),
                 num_private_blocks=0 if audit is None else audit_blocks,
+                pace=None if itl_slo is None else StepPace(itl_slo, LinearCost()),
             )
             for audit in (self.audit, None)
         )
