@@ -258,13 +258,14 @@ class Scheduler:
 
         If the plan holds audits, ask ``without_audits`` first: nobody live ends for one.
         """
-        self._end_step(plan)
         live = live_items(plan)
+        changed = mark(live) != self._before_step  # before the step ends and who was aborted meanwhile gives blocks back
+        self._end_step(plan)
         if self._audits is not None and len(live) < len(plan.items):
             self._audits.fail(plan.items)
             if not live:
                 self._audits.blame()
-            elif mark(live) != self._before_step:
+            elif changed:
                 self._audits.switch_off("a step with them failed too late to be run again without them")
         choices = [self._roster.choices.get(item.sequence.seq_id) for item in plan.items]
         request_ids = dict.fromkeys(choice.group.request.request_id for choice in choices if choice is not None)

@@ -335,6 +335,20 @@ def test_a_step_that_fails_too_late_to_run_again_switches_audits_off_at_once() -
     assert sum(record.error is not None for record in server.records) == 1
 
 
+def test_a_step_that_fails_while_somebody_of_it_is_aborted_leaves_audits_on() -> None:
+    """The blocks that the aborted one gives back are no change that the step made."""
+    b = bench()
+    b.add(build_request("early", [1, 2, 3], max_tokens=1))
+    b.run_step()
+    b.add(build_request("late", [4, 5, 6], max_tokens=20))
+    plan = b.schedule()
+    assert plan is not None
+    assert 0 < len(live_items(plan)) < len(plan.items)
+    b.abort("late")
+    b.scheduler.fail(plan, "planted")
+    assert status(b).enabled
+
+
 def test_the_step_forgets_what_it_knew_of_the_live_sequences_before_it_runs_them_again() -> None:
     server = Server(max_failed_steps=1000)
     forgotten: list[int] = []
