@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import ssl
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before anything imports the hub's client
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -11,9 +13,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Every engine of the tests checks every slot that it reads or writes.
 os.environ.setdefault("TRUEDRAFT_LEDGER", "1")
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import certifi
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -23,6 +27,21 @@ if TYPE_CHECKING:
 # The machine decides how long an example takes, so no deadline; a failure is printed as a line that replays it.
 settings.register_profile("truedraft", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("truedraft")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _authorities_are_read_once() -> Iterator[None]:
+    """Each client of httpx reads those of the whole world, which takes longer than most of what it then asks."""
+    fresh = ssl.create_default_context
+    once = functools.cache(fresh)
+    of_the_world = (certifi.where(), os.environ.get("SSL_CERT_FILE"))
+
+    def context(*arguments: Any, **options: Any) -> ssl.SSLContext:
+        return (once if options.get("cafile", "") in of_the_world else fresh)(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", context)
+        yield
 
 
 @pytest.fixture(scope="session")
