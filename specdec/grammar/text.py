@@ -38,8 +38,8 @@ def unforced(grammar: str) -> str:
 
 
 def literal(text: str) -> str:
-    """``text`` as a lark grammar writes it."""
-    return json.dumps(text, ensure_ascii=False) if text else '""'
+    """``text`` as a lark grammar writes it: as JSON does, but its lexer wants DEL escaped, too."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _slashed(pattern: str) -> str:

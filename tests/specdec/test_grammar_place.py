@@ -297,6 +297,15 @@ def test_a_pattern_with_slashes_and_line_breaks_is_what_it_says() -> None:
         assert matcher.is_accepting(), pattern
 
 
+@pytest.mark.parametrize(
+    "text", ["".join(map(chr, range(0x180))), "\u2028\u2029\ufeff\uffff\U0010ffff", '\\u007f\\"//']
+)
+def test_a_choice_is_its_text_whatever_characters_that_has(text: str) -> None:
+    matcher, data = LLMatcher(_byte_tokenizer(), choice([text])), text.encode()
+    assert matcher.try_consume_tokens(list(data)) == len(data)
+    assert matcher.is_accepting()
+
+
 def _byte_tokenizer() -> object:
     from llguidance import LLTokenizer
 
