@@ -19,6 +19,7 @@ from server.comeback import read_retries
 from server.connections import ConnectionCapMiddleware
 from server.edge import BodyCapMiddleware, EdgeMiddleware, error_response
 from server.errors import APIError, retry_headers
+from server.loop_lag import watching
 from server.metrics.responses import ResponseCounter
 from server.openapi import install
 from server.page_files import page_paths, page_router
@@ -46,7 +47,8 @@ def create_app(service: Service) -> ASGIApp:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.engine.start()
         try:
-            yield
+            async with watching(service.metrics.observe_loop_lag):
+                yield
         finally:
             await service.engine.shutdown(drain=False)
             await asyncio.to_thread(service.reporter.close)

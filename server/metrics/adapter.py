@@ -84,6 +84,7 @@ class Metrics:
         self._queue = histogram("request_queue_time_seconds")
         self._prefill = histogram("request_prefill_time_seconds")
         self._decode = histogram("request_decode_time_seconds")
+        self._loop_lag = histogram("event_loop_lag_seconds")
         self._iteration = histogram("iteration_tokens_total")
         self._stages = {stage: histogram("step_duration_seconds", stage) for stage in STAGES}
         self._build_parts = {part: histogram("batch_build_seconds", part) for part in BUILD_PARTS}
@@ -167,6 +168,10 @@ class Metrics:
         self.watch("engine_healthy", healthy)
         self.watch("engine_step_age_seconds", step_age)
         self.watch("oldest_waiting_seconds", waited)
+
+    def observe_loop_lag(self, seconds: float) -> None:
+        """The event loop came so much later than it should have."""
+        self._loop_lag.observe(seconds)
 
     def observe(self, record: StepRecord) -> None:
         """Take one record: called after every step, so it touches plain numbers only."""

@@ -13,6 +13,7 @@ ITL_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75,
     1, 2.5, 5, 7.5, 10, 20, 40, 80,
 )  # fmt: skip
+LAG_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 LATENCY_BUCKETS = (
     0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
 )  # fmt: skip
@@ -179,6 +180,18 @@ HEALTH = Group(
             "`--stall-timeout` the server ends itself.",
             more="What `/health` and `/live` look at. Of an engine in a process of its own it includes the time since "
             "that process was heard last.",
+        ),
+        Metric(
+            "event_loop_lag_seconds",
+            "histogram",
+            "seconds",
+            "How late the event loop came to a task that wants to run every 50 milliseconds.",
+            query="histogram_quantile(0.99, sum by (instance, le) (rate(truedraft_event_loop_lag_seconds_bucket[5m])))",
+            worry="It is a good part of a step, and streams stutter: something holds up the loop that reads requests "
+            "and writes answers, or the machine has too few cores for the threads that run "
+            "([event_loop.md](event_loop.md)).",
+            buckets=LAG_BUCKETS,
+            more="Looked at 20 times a second, so a short pause is often missed, a long one never.",
         ),
         Metric(
             "start_time_seconds",

@@ -308,7 +308,17 @@ QUEUE = Row(
             [Query(worst("engine_step_age_seconds", "instance"), "{{instance}}")],
             unit="s",
             minimum=0,
+            width=6,
             steps=((None, GREEN), (limits.STALLED_SECONDS, RED)),
+        ),
+        Lines(
+            "Event loop, late by",
+            "99 of 100 times less than this, by server. A good part of a step or more: streams stutter, because "
+            "something holds up the loop or the machine has too few cores.",
+            [Query(quantile(0.99, "event_loop_lag_seconds", "instance"), "{{instance}}")],
+            unit="s",
+            minimum=0,
+            width=6,
         ),
         Lines(
             "Steps",
@@ -316,6 +326,7 @@ QUEUE = Row(
             [Query(rate("iteration_tokens_total_count", "instance"), "{{instance}}")],
             unit="ops",
             minimum=0,
+            width=6,
         ),
         Lines(
             "Rows of a step",
@@ -323,6 +334,7 @@ QUEUE = Row(
             "what fills the steps.",
             [Query(mean("iteration_tokens_total", "instance"), "{{instance}}")],
             minimum=0,
+            width=6,
         ),
     ],
 )
