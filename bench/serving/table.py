@@ -7,7 +7,7 @@ from typing import Any
 
 HEADINGS = (
     "load", "mode", "tok/s", "[least, most]", "x first [95 %]", "TTFT ms", "ITL ms", "TPOT ms", "E2E ms", "queue",
-    "acc.len", "draft", "align", "moved", "KV: draft/last/res.", "good", "equal",
+    "acc.len", "draft", "align", "moved", "KV: draft/last/res.", "hits", "good", "equal",
 )  # fmt: skip
 EMPTY = ("draft", "last_block", "reserved")  # slots
 LEGEND = (
@@ -15,8 +15,8 @@ LEGEND = (
     "p50/p90/p99 of all requests;",
     "acc.len: 1 + accepted / drafts; draft, align: drafting, and rollback with batch building, as shares of the steps' "
     "time; moved: KV bytes copied to align;",
-    "KV: empty slots of the allocated ones, reserved for drafts, in last blocks, reserved for known tokens; good: "
-    "requests within every --slo; equal: outputs alike.",
+    "KV: empty slots of the allocated ones, reserved for drafts, in last blocks, reserved for known tokens; hits: of "
+    "the prefix cache; good: requests within every --slo; equal: outputs alike.",
 )
 
 
@@ -76,6 +76,7 @@ def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
         "-"
         if fragments is None
         else "/".join(f"{fragments[name]:.1%}" for name in ("draft", "last_block", "reserved")),
+        number(ours.get("prefix_hit_rate") if ours["block_size"] is not None else None, ".0%"),
         number(ours["good_share"], ".0%"),
         f"{compared - equal['different']}/{compared}" if compared else "-",
     )

@@ -74,7 +74,7 @@ def test_all_outputs_but_the_first_of_each_request_are_compared(report: dict[str
 
 
 def test_drafts_are_made_in_the_modes_that_ask_for_them(report: dict[str, Any]) -> None:
-    drafts = {mode: 0 for mode in MODES}
+    drafts = dict.fromkeys(MODES, 0)
     for one in report["results"]:
         drafts[one["truedraft"]["mode"]] += one["truedraft"]["acceptance"]["drafts"]
     assert drafts["off"] == 0

@@ -81,9 +81,9 @@ def test_the_workloads_of_the_flag_are_those_there_are() -> None:
 
 
 def test_a_server_that_cannot_start_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match="the server x did not get ready: .*--no-such-flag") as caught:
-        with start_servers([("x", ["--no-such-flag"])], tmp_path):
-            raise AssertionError("it started")
+    reason = r"the server x did not get ready: .*--no-such-flag"
+    with pytest.raises(CommandError, match=reason) as caught, start_servers([("x", ["--no-such-flag"])], tmp_path):
+        raise AssertionError("it started")
     assert "\n" not in str(caught.value)
 
 

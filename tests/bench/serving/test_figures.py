@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
+from itertools import pairwise
 
 import pytest
 
@@ -50,7 +51,8 @@ def test_a_summary_is_in_milliseconds() -> None:
 
 
 def test_times_are_one_for_each_request_and_one_for_each_gap() -> None:
-    assert (ONE.ttft, ONE.e2e) == (pytest.approx(0.5), pytest.approx(0.9))
+    assert ONE.ttft == pytest.approx(0.5)
+    assert ONE.e2e == pytest.approx(0.9)
     assert ONE.gaps == [pytest.approx(0.1), pytest.approx(0.3)]  # three tokens came at once: one gap
     assert ONE.tpot == pytest.approx(0.4 / 4)
     assert trace(0.0, (1.0, 1)).tpot is None
@@ -120,7 +122,7 @@ def test_arrivals_are_of_the_seed_alone_and_of_the_rate() -> None:
     times = arrivals(4.0, 4000, seed=3)
     assert times == arrivals(4.0, 4000, seed=3) != arrivals(4.0, 4000, seed=4)
     assert times[0] == 0
-    gaps = [b - a for a, b in zip(times, times[1:], strict=False)]
+    gaps = [b - a for a, b in pairwise(times)]
     assert min(gaps) > 0
     assert statistics.mean(gaps) == pytest.approx(0.25, rel=0.05)
     assert statistics.pstdev(gaps) == pytest.approx(0.25, rel=0.1)  # of an exponential law: as large as its mean

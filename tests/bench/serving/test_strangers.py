@@ -161,9 +161,9 @@ def test_requests_are_the_same_in_all_modes_and_others_in_the_next_round(tmp_pat
 
 
 def test_a_server_that_refuses_the_prompt_ends_the_run_with_its_words(tmp_path: Path) -> None:
-    with Stranger(claims_ours=True, status=lambda n: 400).serving() as url:
-        with pytest.raises(CommandError, match="the warm-up of own, 2 at a time failed: HTTP 400: said 400"):
-            run_bench(quick_options(tmp_path, url), silent)
+    said = "the warm-up of own, 2 at a time failed: HTTP 400: said 400"
+    with Stranger(claims_ours=True, status=lambda n: 400).serving() as url, pytest.raises(CommandError, match=said):
+        run_bench(quick_options(tmp_path, url), silent)
 
 
 def test_nobody_at_the_address_is_one_line(tmp_path: Path) -> None:
