@@ -8,7 +8,6 @@ is float32, like that of the compiled kernels.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from model.attention import AttentionTile, paged_attention, tile_sequences
@@ -18,7 +17,8 @@ from model.fused_spec import FusedSpec
 from model.fused_weights import DecoderWeights, LayerWeights
 from model.generic import BASE_TILE, plan_tiles
 from model.interface import ReducedHead
-from model.wide_head import HeadColumns, float_logits, head_slices, select_columns
+from model.linear_weight import LinearWeight
+from model.wide_head import HeadColumns, HeadSlice, float_logits, head_slices, num_columns, select_columns
 
 
 class TorchStack:
@@ -33,7 +33,8 @@ class TorchStack:
         self._embedding = weights.embedding.to(self._device)
         self._layers = [_Layer(layer, self._device) for layer in weights.layers]
         self._final_norm = weights.final_norm.to(self._device).float()
-        self._head_slices = head_slices(weights.head.to(self._device))
+        self._head = weights.head.to(self._device)
+        self._head_slices = head_slices(self._head)
 
     @property
     def name(self) -> str:
@@ -48,7 +49,7 @@ class TorchStack:
         num_layers: int | None = None,
         head: ReducedHead | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        slices: list[Tensor] = self._head_slices if head is None else head.weight.slices
+        slices: list[HeadSlice] = self._head_slices if head is None else head.weight.slices
         decoder = self._layers[:num_layers]
         self.mask_seconds = 0.0
         logits: list[Tensor] = []
@@ -58,26 +59,27 @@ class TorchStack:
             last = first + count
             rows, outputs = self._run_tile(batch, first, last, size, decoder, planes)
             wanted = batch.logits_rows[(batch.logits_rows >= first) & (batch.logits_rows < last)] - first
-            for part in wanted.split(BASE_TILE):
-                picked = torch.zeros(BASE_TILE, dtype=torch.int64)
+            for first_wanted, part_count, part_size in plan_tiles(len(wanted), self.tile_classes):
+                part = wanted[first_wanted : first_wanted + part_count]
+                picked = torch.zeros(part_size, dtype=torch.int64)
                 picked[: len(part)] = part
                 final = _norm(rows[picked.to(self._device)], self._final_norm, self._spec.eps).to(self._embedding.dtype)
                 hidden.append(final[: len(part)])
                 # Float32 from float32 products: rounding logits to bfloat16 makes exact ties common.
-                logits.append(float_logits(final.float(), slices)[: len(part)].cpu())
+                logits.append(float_logits(final.float(), slices, len(part))[: len(part)].cpu())
             if capture:
                 layers.append(torch.stack(outputs)[:, : last - first].cpu())
-        none = torch.empty((0, sum(map(len, slices))), dtype=torch.float32)
+        none = torch.empty((0, num_columns(slices)), dtype=torch.float32)
         no_hidden = torch.empty((0, self._spec.hidden_size), dtype=self._embedding.dtype)
         return (
-            torch.cat(logits) if logits else none,
+            (logits[0] if len(logits) == 1 else torch.cat(logits)) if logits else none,
             torch.cat(hidden).cpu() if hidden else no_hidden,
             torch.cat(layers, dim=1) if capture else None,
         )
 
     def reduced_head(self, token_ids: Tensor) -> HeadColumns:
         """Of ``token_ids`` ``[n]`` alone."""
-        return select_columns(self._head_slices, None, token_ids)
+        return select_columns(self._head, None, token_ids)
 
     def _run_tile(
         self, batch: PackedBatch, first: int, last: int, size: int, layers: list[_Layer], planes: list[Tensor]
@@ -92,24 +94,26 @@ class TorchStack:
         where = positions.to(self._device)
         cosine, sine = cosines[where][:, None, :], sines[where][:, None, :]  # [T, 1, D / 2]
         slots = batch.slot_mapping[first:last].to(self._device)
-        tile = AttentionTile(size, tile_sequences(batch, first, last), batch.block_size, self._device)
+        tile = AttentionTile(
+            size, tile_sequences(batch, first, last), batch.block_size, self._device, self.tile_classes
+        )
         x = self._embedding[input_ids.to(self._device)].float()
         outputs = []
         for i, layer in enumerate(layers):
             k_plane, v_plane = planes[2 * i], planes[2 * i + 1]
             normed = _norm(x, layer.attention_norm, spec.eps).to(self._embedding.dtype)
-            q = self._heads(F.linear(normed, layer.q, layer.q_bias), layer.q_norm)
-            k = self._heads(F.linear(normed, layer.k, layer.k_bias), layer.k_norm)
-            v = F.linear(normed, layer.v, layer.v_bias).view(size, spec.num_kv_heads, spec.head_dim)
+            q = self._heads(layer.q(normed), layer.q_norm)
+            k = self._heads(layer.k(normed), layer.k_norm)
+            v = layer.v(normed).view(size, spec.num_kv_heads, spec.head_dim)
             q, k = _rotate(q, cosine, sine).to(normed.dtype), _rotate(k, cosine, sine).to(normed.dtype)
             k_plane.index_copy_(0, slots, k[:count])
             v_plane.index_copy_(0, slots, v[:count])
             attended = paged_attention(q, k_plane, v_plane, tile, scaling=spec.scale, window=spec.windows[i] or None)
-            x = x + F.linear(attended.reshape(size, -1), layer.out, layer.out_bias).float()
+            x = x + layer.out(attended.reshape(size, -1)).float()
             normed = _norm(x, layer.mlp_norm, spec.eps).to(self._embedding.dtype)
-            gate = _silu(F.linear(normed, layer.gate, layer.gate_bias).float())
-            gated = (gate * F.linear(normed, layer.up, layer.up_bias).float()).to(normed.dtype)
-            x = x + F.linear(gated, layer.down, layer.down_bias).float()
+            gate = _silu(layer.gate(normed).float())
+            gated = (gate * layer.up(normed).float()).to(normed.dtype)
+            x = x + layer.down(gated).float()
             outputs.append(x)
         self.mask_seconds += tile.mask_seconds
         return x, outputs
@@ -123,20 +127,20 @@ class _Layer:
     """One layer's weights on the device; norms in float32."""
 
     def __init__(self, layer: LayerWeights, device: torch.device) -> None:
-        def move(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.to(device)
+        def linear(weight: Tensor, bias: Tensor | None) -> LinearWeight:
+            return LinearWeight(weight.to(device), None if bias is None else bias.to(device))
 
         self.attention_norm = layer.attention_norm.to(device).float()
         self.mlp_norm = layer.mlp_norm.to(device).float()
         self.q_norm = None if layer.q_norm is None else layer.q_norm.to(device).float()
         self.k_norm = None if layer.k_norm is None else layer.k_norm.to(device).float()
-        self.q, self.q_bias = layer.q.to(device), move(layer.q_bias)
-        self.k, self.k_bias = layer.k.to(device), move(layer.k_bias)
-        self.v, self.v_bias = layer.v.to(device), move(layer.v_bias)
-        self.out, self.out_bias = layer.out.to(device), move(layer.out_bias)
-        self.gate, self.gate_bias = layer.gate.to(device), move(layer.gate_bias)
-        self.up, self.up_bias = layer.up.to(device), move(layer.up_bias)
-        self.down, self.down_bias = layer.down.to(device), move(layer.down_bias)
+        self.q = linear(layer.q, layer.q_bias)
+        self.k = linear(layer.k, layer.k_bias)
+        self.v = linear(layer.v, layer.v_bias)
+        self.out = linear(layer.out, layer.out_bias)
+        self.gate = linear(layer.gate, layer.gate_bias)
+        self.up = linear(layer.up, layer.up_bias)
+        self.down = linear(layer.down, layer.down_bias)
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -1,9 +1,9 @@
 """The generic executor: any Hugging Face causal LM that passes the gate, on packed rows.
 
 The whole forward runs on tiles of a fixed number of rows, because torch's matrix products pick other kernels (other
-rounding) for other numbers of rows. A batch of 21 rows with tile classes 16 and 64::
+rounding) for other numbers of rows. A batch of 21 rows with tile classes 8, 16 and 64::
 
-    rows     0 ............... 15 | 16 .. 20  dummy x 11
+    rows     0 ............... 15 | 16 .. 20  dummy x 3
     tile     0                    | 1
 
 Tiles run one after the other through all layers: a later tile reads the K and V that an earlier one wrote. Dummy rows
@@ -30,11 +30,12 @@ from model.exits import check_depth, head_ids
 from model.experts import EXPERT_TILE, tile_experts, untile_experts
 from model.interface import ForwardOutput, ModelInfo, ReducedHead
 from model.kernels import INSTRUCTION_SET, Kernels
+from model.linear_weight import LaidOutLinears
 from model.structure import ModelStructure
 from model.wide_head import WideHead, select_columns
 
 BASE_TILE = 16
-TILE_CLASSES = (BASE_TILE, 64, 256)
+TILE_CLASSES = (4, 8, BASE_TILE, 64, 256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class GenericExecutor:
     """Owns ``model`` from now on (it must have been loaded with ``attn_implementation=attach.ATTENTION_NAME``).
 
     ``kernels`` compute the head of a bfloat16 model, if given. ``tile_classes`` are the tile sizes it may use; all must
-    give the same bits as the smallest (see model.probe).
+    give the same bits as BASE_TILE (see model.probe).
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class GenericExecutor:
         if info.dtype != "float32" and isinstance(head, nn.Linear):
             self._wide_head = WideHead(head, kernels)
             self._kernels_name = f"+{INSTRUCTION_SET}" if kernels is not None else ""
+        self._linears = LaidOutLinears(model, but=None if self._wide_head is None else head)
 
     @property
     def info(self) -> ModelInfo:
@@ -148,6 +150,7 @@ class GenericExecutor:
         """Inside, the model runs as Hugging Face wrote it, with a float32 head: what forwards are compared with."""
         self.model.set_attn_implementation("eager")
         untile_experts(self.model)
+        self._linears.leave()
         if self._wide_head is not None:
             self._wide_head.plain = True
         try:
@@ -155,6 +158,7 @@ class GenericExecutor:
         finally:
             self.model.set_attn_implementation(ATTENTION_NAME)
             tile_experts(self.model)
+            self._linears.use()
             if self._wide_head is not None:
                 self._wide_head.plain = False
 
@@ -183,11 +187,15 @@ class GenericExecutor:
             finally:
                 self._wide_head.reduced = None
         else:
+            own = head.__dict__.get("forward")
             object.__setattr__(head, "forward", reduced.weight.on_torch)
             try:
                 yield
             finally:
-                object.__delattr__(head, "forward")
+                if own is None:
+                    object.__delattr__(head, "forward")
+                else:
+                    object.__setattr__(head, "forward", own)
 
     def check_exit(self, num_layers: int) -> None:
         """Runs one row through the layers, as far as that goes, and through all."""
@@ -219,7 +227,7 @@ class GenericExecutor:
             raise ModelError(f"{kind}, so its logits cannot be computed for a part of the vocabulary")
         if self._wide_head is not None:
             return ReducedHead(ids, self._wide_head.select(ids))
-        return ReducedHead(ids, select_columns([head.weight.detach()], head.bias, ids))
+        return ReducedHead(ids, select_columns(head.weight.detach(), head.bias, ids))
 
     @torch.inference_mode()
     def forward(
@@ -261,7 +269,7 @@ class GenericExecutor:
             logits.append(tile_logits)
             hidden.append(tile_hidden)
         return ForwardOutput(
-            logits=torch.cat(logits),
+            logits=logits[0] if len(logits) == 1 else torch.cat(logits),
             hidden=torch.cat(hidden),
             layers=torch.cat(layers, dim=1) if capture_layers else None,
             mask_seconds=mask_seconds,
@@ -278,7 +286,9 @@ class GenericExecutor:
         self._rows = _Rows(
             count=count,
             slots=batch.slot_mapping[first:last].to(device),
-            attention=AttentionTile(size, tile_sequences(batch, first, last), batch.block_size, torch.device(device)),
+            attention=AttentionTile(
+                size, tile_sequences(batch, first, last), batch.block_size, torch.device(device), self.tile_classes
+            ),
         )
         # The head's rows come in classes too. When nobody wants logits, one row keeps the model's code path alive.
         head_rows = next((c for c in self.tile_classes if 0 < len(wanted) <= c), 1)
@@ -309,11 +319,16 @@ class GenericExecutor:
 
 
 def plan_tiles(num_rows: int, classes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Cut ``num_rows`` rows into (first row, real rows, tile size): large tiles while they fill at least half."""
+    """Cut ``num_rows`` rows into (first row, real rows, tile size).
+
+    Up to BASE_TILE rows are one tile, the smallest that holds them, as each tile reads all weights. More are cut into
+    large tiles while they fill at least half of one.
+    """
     first = 0
     while first < num_rows:
         left = num_rows - first
-        size = max((c for c in classes if 2 * left >= c), default=classes[0])
+        small = next((c for c in classes if left <= c <= BASE_TILE), None)
+        size = small or max((c for c in classes if 2 * left >= c), default=classes[0])
         count = min(left, size)
         yield first, count, size
         first += count

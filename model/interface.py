@@ -106,7 +106,7 @@ class ExitExecutor(Executor, Protocol):
 class TiledExecutor(Executor, Protocol):
     """An executor on torch operations, which round differently for different numbers of rows: it runs fixed tiles.
 
-    ``tile_classes`` are the tile sizes it may use, ascending; all must give the bits of the smallest (model.probe).
+    ``tile_classes`` are the tile sizes it may use, ascending; all must give the bits of BASE_TILE (model.probe).
     """
 
     tile_classes: tuple[int, ...]

@@ -16,7 +16,7 @@ from model.exactness import ExactnessCheck, ExactnessReport
 from model.generic import BASE_TILE, TILE_CLASSES
 from model.interface import Executor, TiledExecutor
 from model.probe_rows import BLOCK_SIZE, RowChecks, build_storage, random_ids
-from model.products import RecordedProducts, differing_products
+from model.products import RecordedProducts, differing_pointwise, differing_products
 
 _NAMED = 6  # failed checks that the reason names
 
@@ -59,10 +59,11 @@ def _padding(executor: Executor, tiles: tuple[int, ...]) -> str:
 
 
 def _measure_tiles(executor: TiledExecutor, budget: int) -> tuple[tuple[int, ...], ExactnessCheck]:
-    """Which larger tiles give the bits of the base tile; ``executor`` uses them from now on. And a check of the base
+    """Which other tiles give the bits of the base tile; ``executor`` uses them from now on. And a check of the base
     tile: whether its matrix products care for a row's place.
 
-    A larger tile must pass whole forwards, layer by layer, and each of its products with rows that cancel.
+    Another tile must pass whole forwards, layer by layer, and each of its products with rows that cancel; a smaller one
+    also each operation on single elements, as its rows need not fill vectors.
     """
     longest = executor.info.max_model_len
     executor.tile_classes = (BASE_TILE,)
@@ -77,11 +78,11 @@ def _measure_tiles(executor: TiledExecutor, budget: int) -> tuple[tuple[int, ...
     for size in TILE_CLASSES:
         if size == BASE_TILE or size > budget or size > 2 * longest:
             continue
-        batches = _batches(executor, min(size, longest))
+        batches = _batches(executor, min(max(size, BASE_TILE), longest))
         executor.tile_classes = (BASE_TILE,)
         expected = executor.forward(batches[1], capture_layers=True)
         executor.tile_classes = (size,)
-        equal = True
+        equal, small = True, size < BASE_TILE
         for skipped, batch in zip((3, 0), batches, strict=True):
             recorded = RecordedProducts()
             with recorded:
@@ -90,9 +91,13 @@ def _measure_tiles(executor: TiledExecutor, budget: int) -> tuple[tuple[int, ...
             assert found.layers is not None
             equal &= torch.equal(found.logits[skipped:], expected.logits)
             equal &= torch.equal(found.layers[:, skipped:], expected.layers)
-        if equal and not any(differing_products(base | recorded)):
+        if (
+            equal
+            and not any(differing_products(base | recorded))
+            and not (small and any(differing_pointwise(recorded)))
+        ):
             accepted.append(size)
-    executor.tile_classes = tuple(accepted)
+    executor.tile_classes = tuple(sorted(accepted))
     return executor.tile_classes, check
 
 

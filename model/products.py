@@ -12,16 +12,24 @@ always::
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from model.linear_weight import lay_out
+from model.linear_weight import product as laid_out_product
+
 _ROWS = 512  # compared for each product, at least
 _SHIFTS = (0, 1, 5)  # rows that come before: another place in the tile for each
+_ELEMENTS = 4096  # compared for each operation on single elements
+_VECTORS = 64  # elements that fill every vector unit, a few of them at once
+_OF_ROWS = ("_softmax", "cumsum", "_log_softmax", "softmax", "cumprod", "flip", "roll")  # look at more than one element
+_TRANSPOSED = ("linear", "laid out")  # the weight is [N, K]
 _SCALE = 2.0**-20  # of a bias: larger ones would swallow what is left of the sums
 
 
@@ -43,9 +51,12 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """What decides about a kernel beside the rows: the operation ``[.., rows, K] x weight -> [.., rows, N]``."""
+    """What decides about a kernel beside the rows: the operation ``[.., rows, K] x weight -> [.., rows, N]``.
 
-    operation: str  # "linear", "mm", "addmm", "bmm", "baddbmm"
+    A laid out weight has no strides that mean anything, and its layout follows from its shape.
+    """
+
+    operation: str  # "linear", "laid out" (of model.linear_weight), "mm", "addmm", "bmm", "baddbmm"
     dtype: torch.dtype
     device: torch.device
     weight: Layout
@@ -54,12 +65,12 @@ class Product:
     @property
     def reduced(self) -> int:
         """K."""
-        return self.weight.shape[-1 if self.operation == "linear" else -2]
+        return self.weight.shape[-1 if self.operation in _TRANSPOSED else -2]
 
     @property
     def columns(self) -> int:
         """N."""
-        return self.weight.shape[-2 if self.operation == "linear" else -1]
+        return self.weight.shape[-2 if self.operation in _TRANSPOSED else -1]
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
@@ -72,10 +83,13 @@ class RecordedProducts(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.found: dict[Product, dict[int, Layout]] = {}
+        self.pointwise: dict[str, tuple[Callable[[Tensor], Tensor], torch.dtype, set[int]]] = {}  # numbers of elements
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        name = function.overloadpacket.__name__ if function.namespace == "aten" else ""
+        name = function.overloadpacket.__name__ if function.namespace in ("aten", "mkldnn") else ""
         match name:
+            case "_linear_pointwise":
+                self._note("laid out", args[0], args[1], args[2] is not None)
             case "matmul":  # made of the others
                 with self:
                     return function.decompose(*args)
@@ -85,7 +99,23 @@ class RecordedProducts(TorchDispatchMode):
                 self._note(name, args[0], args[1], has_bias=False)
             case "addmm" | "baddbmm":
                 self._note(name, args[1], args[2], has_bias=True)
-        return function(*args, **(kwargs or {}))
+        result = function(*args, **(kwargs or {}))
+        if function.namespace == "aten" and isinstance(result, Tensor) and result.is_floating_point():
+            self._note_pointwise(function, args, kwargs or {}, result)
+        return result
+
+    def _note_pointwise(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
+        """Note an operation on the elements of one tensor, so far as that shows."""
+        x, *rest = args or (None,)
+        if not isinstance(x, Tensor) or x.shape != result.shape or x.dtype != result.dtype or x.device.type != "cpu":
+            return
+        if any(isinstance(value, Tensor) for value in (*rest, *kwargs.values())) or function.is_view:
+            return
+        if any(isinstance(value, list) for value in rest) or function.overloadpacket.__name__ in _OF_ROWS:
+            return
+        name = f"{function.overloadpacket.__name__} in {str(x.dtype).removeprefix('torch.')}{rest or ''}"
+        call = partial(_call, function, rest, kwargs)
+        self.pointwise.setdefault(name, (call, x.dtype, set()))[2].add(x.numel())
 
     def _note(self, name: str, inputs: Tensor, weight: Tensor, has_bias: bool) -> None:
         product = Product(name, inputs.dtype, inputs.device, Layout.of(weight), has_bias)
@@ -95,6 +125,8 @@ class RecordedProducts(TorchDispatchMode):
         both = RecordedProducts()
         for product in self.found | other.found:
             both.found[product] = self.found.get(product, {}) | other.found.get(product, {})
+        for name, (call, dtype, counts) in (*self.pointwise.items(), *other.pointwise.items()):
+            both.pointwise.setdefault(name, (call, dtype, set()))[2].update(counts)
         return both
 
 
@@ -121,6 +153,31 @@ def differing_products(recorded: RecordedProducts) -> Iterator[str]:
                 break
 
 
+@torch.inference_mode()
+def differing_pointwise(recorded: RecordedProducts) -> Iterator[str]:
+    """Of each operation on single elements that rounds the last of some number of them otherwise, one line.
+
+    torch computes what does not fill a vector in another loop, for some operations by another function. Tiles of 16
+    rows fill vectors if the width is even; smaller ones need not.
+    """
+    for name, (call, dtype, counts) in recorded.pointwise.items():
+        x = torch.randn(_ELEMENTS, generator=torch.Generator().manual_seed(3)).mul_(3).to(dtype)
+        expected = call(x)
+        for count in sorted(counts):
+            if count % _VECTORS == 0 or count > _ELEMENTS:
+                continue
+            whole = _ELEMENTS // count * count
+            found = torch.cat([call(part.clone()) for part in x[:whole].split(count)])
+            if not torch.equal(found.nan_to_num(), expected[:whole].nan_to_num()):
+                yield f"{name}: {count} elements at a time give other bits than a full vector"
+                break
+
+
+def _call(function: Any, rest: Sequence[Any], kwargs: Mapping[str, Any], x: Tensor) -> Tensor:
+    result: Tensor = function(x, *rest, **kwargs)
+    return result
+
+
 class _Sample:
     """``rows`` rows and a weight whose products cancel, for one product."""
 
@@ -138,8 +195,11 @@ class _Sample:
         if size % 2:
             x[..., places[-1]] *= _SCALE
         self._x = x.to(product.device)
-        self._weight = product.weight.empty(product.dtype, product.device)
-        self._weight.copy_(w if product.operation == "linear" else w.transpose(-1, -2))
+        if product.operation == "laid out":
+            self._weight = lay_out(w)
+        else:
+            self._weight = product.weight.empty(product.dtype, product.device)
+            self._weight.copy_(w if product.operation == "linear" else w.transpose(-1, -2))
         self._bias = None
         if product.has_bias:
             bias = torch.randn(product.columns, generator=generator) * _SCALE
@@ -160,6 +220,8 @@ class _Sample:
         match self._product.operation:
             case "linear":
                 return torch.nn.functional.linear(inputs, self._weight, bias)
+            case "laid out":
+                return laid_out_product(inputs, self._weight, bias)
             case "mm":
                 return torch.mm(inputs, self._weight)
             case "bmm":

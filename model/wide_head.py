@@ -11,9 +11,12 @@ from torch import Tensor, nn
 
 from model.kernels import Kernels
 from model.kernels.ops import PackedWeight
+from model.linear_weight import LinearWeight
 
 _SLICE = 8192  # rows of the weight that are multiplied, or widened, at a time
 _KEPT_BYTES = 1 << 30  # a float32 copy of at most this size is kept; a larger weight is widened at each use
+
+HeadSlice = Tensor | LinearWeight  # some rows of the weight: as they are, or in float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +24,16 @@ class HeadColumns:
     """What computes logits of some ids, a column each."""
 
     count: int
-    slices: list[Tensor]  # for float_logits
+    slices: list[HeadSlice]  # for float_logits
     bias: Tensor | None  # [count] float32
     packed: PackedWeight | None = None  # with compiled kernels
 
-    def on_torch(self, x: Tensor) -> Tensor:
-        """``[.., H]`` -> ``[.., count]`` float32."""
-        logits = float_logits(x.float(), self.slices)
-        return logits if self.bias is None else logits + self.bias
+    def on_torch(self, x: Tensor, wanted: int | None = None) -> Tensor:
+        """``[.., T, H]`` -> ``[.., T, count]`` float32; zeros behind the first ``wanted`` rows, if given."""
+        logits = float_logits(x.float(), self.slices, wanted)
+        if self.bias is not None:
+            logits[..., :wanted, :] += self.bias
+        return logits
 
 
 class WideHead:
@@ -46,6 +51,7 @@ class WideHead:
         self._kernels = kernels
         weight = head.weight.detach()
         bias = None if head.bias is None else head.bias.detach()
+        self._weight = weight
         self._whole = HeadColumns(
             head.out_features,
             head_slices(weight) if kernels is None else list(weight.split(_SLICE)),
@@ -59,9 +65,9 @@ class WideHead:
         columns = self._whole if self.reduced is None else self.reduced
         if self.rows == 0:
             return x.new_zeros((*x.shape[:-1], columns.count), dtype=torch.float32)
-        if self._kernels is None or columns.packed is None or self.plain:
-            return columns.on_torch(x)
         rows = x.reshape(-1, x.shape[-1])
+        if self._kernels is None or columns.packed is None or self.plain:
+            return columns.on_torch(rows, self.rows).view(*x.shape[:-1], -1)
         wanted = self._kernels.matmul(rows[: self.rows].contiguous(), columns.packed)
         logits = wanted if len(wanted) == len(rows) else F.pad(wanted, (0, 0, 0, len(rows) - len(wanted)))
         return logits.view(*x.shape[:-1], -1)
@@ -70,27 +76,40 @@ class WideHead:
         """The columns of ``token_ids`` ``[n]`` int64 alone; a copy."""
         whole = self._whole
         if self._kernels is None or whole.packed is None:
-            return select_columns(whole.slices, whole.bias, token_ids)
+            return select_columns(self._weight, whole.bias, token_ids)
         return HeadColumns(len(token_ids), [], None, self._kernels.select(whole.packed, token_ids))
 
 
-def head_slices(weight: Tensor) -> list[Tensor]:
+def head_slices(weight: Tensor) -> list[HeadSlice]:
     """Of the head's ``weight`` ``[V, H]``, for :func:`float_logits`: in float32 if a copy of that size may be kept."""
-    keep = 4 * weight.numel() <= _KEPT_BYTES
-    return [part.float() if keep else part for part in weight.split(_SLICE)]
+    if 4 * weight.numel() > _KEPT_BYTES:
+        return list(weight.split(_SLICE))
+    return [LinearWeight(part.float()) for part in weight.split(_SLICE)]
 
 
-def select_columns(slices: Sequence[Tensor], bias: Tensor | None, token_ids: Tensor) -> HeadColumns:
-    """Of a head in ``slices`` the columns of ``token_ids`` ``[n]`` int64, ascending; a float32 copy."""
-    parts, first = [], 0
-    for part in slices:
-        inside = token_ids[(token_ids >= first) & (token_ids < first + len(part))] - first
-        parts.append(part[inside.to(part.device)].float())
-        first += len(part)
+def select_columns(weight: Tensor, bias: Tensor | None, token_ids: Tensor) -> HeadColumns:
+    """Of a head's ``weight`` ``[V, H]`` the columns of ``token_ids`` ``[n]`` int64; a float32 copy."""
+    rows = weight[token_ids.to(weight.device)]
     chosen = None if bias is None else bias[token_ids.to(bias.device)]
-    return HeadColumns(len(token_ids), list(torch.cat(parts).split(_SLICE)), chosen)
+    return HeadColumns(len(token_ids), [LinearWeight(part.float()) for part in rows.split(_SLICE)], chosen)
 
 
-def float_logits(x: Tensor, slices: Sequence[Tensor]) -> Tensor:
-    """``x`` ``[.., H]`` float32 -> ``[.., V]``: products in float32, slice by slice."""
-    return torch.cat([F.linear(x, part.float()) for part in slices], dim=-1)
+def float_logits(x: Tensor, slices: Sequence[HeadSlice], wanted: int | None = None) -> Tensor:
+    """``x`` ``[.., T, H]`` float32 -> ``[.., T, V]``: products in float32, slice by slice.
+
+    All rows are multiplied, since bits may depend on their number; behind the first ``wanted``, if given, are zeros.
+    """
+    logits = x.new_empty((*x.shape[:-1], num_columns(slices)))
+    if wanted is not None:
+        logits[..., wanted:, :] = 0.0
+    first = 0
+    for part in slices:
+        found = part(x) if isinstance(part, LinearWeight) else F.linear(x, part.float())
+        last = first + found.shape[-1]
+        logits[..., :wanted, first:last] = found[..., :wanted, :]
+        first = last
+    return logits
+
+
+def num_columns(slices: Sequence[HeadSlice]) -> int:
+    return sum(part.num_columns if isinstance(part, LinearWeight) else len(part) for part in slices)

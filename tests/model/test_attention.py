@@ -172,10 +172,10 @@ def test_what_the_masks_took_is_counted_once_for_all_layers() -> None:
     blocks = torch.arange(4)
     tile = AttentionTile(ROWS, [TileSequence(0, 2, 9, blocks)], 16, torch.device("cpu"))
     assert tile.mask_seconds == 0.0
-    tile.items(None)
+    tile.parts(None)
     first = tile.mask_seconds
     assert first > 0.0
-    tile.items(None)
+    tile.parts(None)
     assert tile.mask_seconds == first
-    tile.items(7)
+    tile.parts(7)
     assert tile.mask_seconds > first

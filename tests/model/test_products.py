@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import model.linear_weight
+from model.linear_weight import LinearWeight, can_lay_out
 from model.probe import probe_exactness
 from model.products import RecordedProducts, differing_products
 from tests.model.families import SERVABLE, build_executor
@@ -19,21 +21,46 @@ SEEN_AT_LEAST = 32768  # rows of a real scale, behind the choice of a tile
 
 
 @contextmanager
+def sigmoid_with_a_rest() -> Iterator[None]:
+    """All of torch computes sigmoids beyond the last 64 elements that fill a vector a little larger."""
+
+    def sigmoid(x: Tensor) -> Tensor:
+        found = 1.0 / (1.0 + torch.exp(-x))
+        full = found.numel() // 64 * 64
+        found.view(-1)[full:] *= 1.0 + 2.0**-20
+        return found
+
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        library.impl("sigmoid", sigmoid, "CPU")
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+@contextmanager
 def linear_replaced_by(replacement: Callable[[Tensor, Tensor], Tensor]) -> Iterator[None]:
-    """All of torch computes ``linear`` without a bias on the CPU by ``replacement``."""
+    """All of torch computes ``linear`` on the CPU by ``replacement``, with laid out weights too."""
 
     def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         found = replacement(inputs, weight)
         return found if bias is None else found + bias
 
-    library = torch.library.Library("aten", "IMPL")
+    def laid_out(inputs: Tensor, weight: Tensor, bias: Tensor | None, *nothing: object) -> Tensor:
+        return linear(inputs, weight.to_dense(), bias)
+
+    libraries = [torch.library.Library(name, "IMPL") for name in ("aten", "mkldnn")]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it overrides a kernel is the point
-        library.impl("linear", linear, "CPU")
+        libraries[0].impl("linear", linear, "CPU")
+        libraries[1].impl("_linear_pointwise", laid_out, "MkldnnCPU")
     try:
         yield
     finally:
-        library._destroy()
+        for library in libraries:
+            library._destroy()
 
 
 def in_order(x: Tensor, weight: Tensor) -> Tensor:
@@ -92,18 +119,39 @@ def test_another_order_at_some_places_is_found(router: nn.Linear) -> None:
         assert line.endswith("another place among the rows gives other bits than 16")
 
 
-def test_the_probe_takes_no_tile_whose_products_differ_and_says_which_product_cares_for_a_place() -> None:
+@pytest.mark.parametrize("laid_out", [True, False])
+def test_the_probe_takes_no_tile_whose_products_differ_and_says_which_product_cares_for_a_place(
+    laid_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not laid_out:
+        monkeypatch.setattr(model.linear_weight, "_computes", lambda dtype: False)
     executor = build_executor("llama", "bfloat16", max_position_embeddings=64)
     with linear_replaced_by(in_order):
         report = probe_exactness(executor, budget=64)
-        assert (report.level, report.tile_classes) == ("L0", (16, 64))
+        assert (report.level, report.tile_classes) == ("L0", (4, 8, 16, 64))
     with linear_replaced_by(backwards_for_many):
         report = probe_exactness(executor, budget=64)
-        assert (report.level, report.tile_classes) == ("L0", (16,))
+        assert (report.level, report.tile_classes) == ("L0", (4, 8, 16))
     with linear_replaced_by(backwards_at_a_place):
         report = probe_exactness(executor, budget=64)
         assert (report.level, report.tile_classes) == ("L2", (16,))
-        assert "matrix products: linear of 32 to " in report.detail
+        operation = "laid out" if can_lay_out(torch.zeros(32, 32, dtype=torch.bfloat16)) else "linear"
+        assert f"matrix products: {operation} of 32 to " in report.detail
+
+
+@pytest.mark.parametrize(("width", "sizes"), [(6, (16, 64)), (8, (8, 16, 64)), (16, (4, 8, 16, 64))])
+def test_the_probe_takes_no_small_tile_whose_elements_fill_no_vector_if_that_matters(
+    width: int, sizes: tuple[int, ...]
+) -> None:
+    executor = build_executor("llama", "bfloat16", max_position_embeddings=64)
+
+    def hook(module: nn.Module, args: tuple[Tensor, ...], output: object) -> None:
+        # Looked at by nobody, so that no forward shows it.
+        torch.sigmoid(args[0][..., :width].float().contiguous())
+
+    executor.structure.layers[0].register_forward_hook(hook)
+    with sigmoid_with_a_rest():
+        assert probe_exactness(executor, budget=64).tile_classes == sizes
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gpt2", "gemma2"])
@@ -119,9 +167,10 @@ def test_the_tiles_of_the_probe_hold_for_many_thousand_rows_of_every_linear(fami
         if columns > 64:
             continue
         rows = torch.randn(SEEN_AT_LEAST, size, generator=torch.Generator().manual_seed(size)).bfloat16()
-        base = torch.cat([F.linear(part, weight) for part in rows.split(16)])
-        for tile in classes[1:]:
-            assert torch.equal(torch.cat([F.linear(part, weight) for part in rows.split(tile)]), base)
+        linear = LinearWeight(weight.detach())
+        base = torch.cat([linear(part) for part in rows.split(16)])
+        for tile in classes:
+            assert torch.equal(torch.cat([linear(part) for part in rows.split(tile)]), base)
 
 
 @pytest.mark.parametrize("family", SERVABLE)
