@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -83,7 +84,7 @@ def _event_schema(chunk: type[BaseModel]) -> dict[str, Any]:
 
 def _body_schema(body: type[BaseModel], refused: Collection[str], facts: ModelFacts | None) -> dict[str, Any]:
     """Its fields may be null where they may be left out: a null stands for the default."""
-    schema = body.model_json_schema()
+    schema: dict[str, Any] = json.loads(_schema_of(body))
     if facts is not None:
         _narrow(schema["properties"], facts)
     for name, field in schema["properties"].items():
@@ -92,6 +93,12 @@ def _body_schema(body: type[BaseModel], refused: Collection[str], facts: ModelFa
             schema["properties"][name] = {"anyOf": [dict(field), {"type": "null"}], **notes}
     schema["properties"] |= {name: {"type": "null", "description": "Not supported"} for name in refused}
     return schema
+
+
+@functools.cache
+def _schema_of(body: type[BaseModel]) -> str:
+    """JSON, as each app changes its own. Made once: it takes a good part of the time that an app does."""
+    return json.dumps(body.model_json_schema())
 
 
 def _narrow(fields: dict[str, dict[str, Any]], facts: ModelFacts) -> None:
