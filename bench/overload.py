@@ -110,8 +110,9 @@ async def send_with_openai(base: str, requests: Sequence[dict[str, Any]]) -> Run
     import openai  # only this command and tests need it
 
     run = Run()
-    # Its pool holds a thousand connections; a client that waits for one is not being retried.
-    async with openai.AsyncOpenAI(base_url=f"{base}/v1", api_key="none") as client:
+    # Its pool holds a thousand connections; a client that waits for one is not being retried. It has five seconds to
+    # connect, but on a busy machine two thousand clients in one process need longer, whatever the server does.
+    async with openai.AsyncOpenAI(base_url=f"{base}/v1", api_key="none", timeout=SECONDS) as client:
 
         async def one(body: dict[str, Any]) -> None:
             try:

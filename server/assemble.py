@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from scheduler.interface import EngineInterface
 from scheduler.stats import StepRecord
 from server.audit_store import AuditStore
 from server.audits import AuditReporter
-from server.auth.keys import NO_KEYS, ApiKeys, KeysError, load_keys
+from server.auth.keys import NO_KEYS, ApiKeys, KeysError, load_keys, open_to_others
 from server.chat.template import ChatTemplate
 from server.description import EngineDescription
 from server.engine import Report as Report
@@ -38,6 +39,8 @@ from server.tracing.tracing import TRACE_RESULTS
 from server.ui.feed import Feed
 from server.version import VERSION
 
+logger = logging.getLogger("truedraft.assemble")
+
 
 def build_service(settings: Settings, report: Report, parts: Parts = PLAIN) -> Service:
     """Find, load and measure the model, and build the engine around it: here, or in a process of its own.
@@ -48,6 +51,8 @@ def build_service(settings: Settings, report: Report, parts: Parts = PLAIN) -> S
     try:
         check_tls(settings)
         keys = load_keys(settings.api_keys_file, os.environ)
+        if settings.api_keys_file is not None and (mode := open_to_others(settings.api_keys_file)) is not None:
+            logger.warning("api_keys_file %s is open to others (mode %s): chmod 600", settings.api_keys_file, mode)
     except (TlsError, KeysError) as error:
         raise StartError(str(error)) from None
     if settings.engine_process:

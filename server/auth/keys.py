@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+import stat
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,6 +106,15 @@ def load_keys(path: Path | None, environment: MutableMapping[str, str]) -> ApiKe
         if len(found.keys) == before:
             raise KeysError(f"api_keys_file {path} holds no key")
     return ApiKeys(tuple(found.keys), found.limits)
+
+
+def open_to_others(path: Path) -> str | None:
+    """Its mode, as ``0644``, if the group or others may read the file or put other keys into it; else None."""
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError:
+        return None
+    return f"{mode:04o}" if mode & (stat.S_IRWXG | stat.S_IRWXO) else None
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

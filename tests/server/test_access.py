@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import logging
 import os
@@ -19,6 +20,7 @@ import pytest
 from bench.api_key import KEY_VARIABLE
 from bench.client import closed_loop
 from bench.preflight.reader import Reader
+from model.source_error import ModelSourceError
 from scheduler.request import ChoiceSpec, EngineRequest
 from server.app import create_app
 from server.assemble import StartError
@@ -145,6 +147,107 @@ def test_who_has_no_key_is_not_told_how_large_a_body_may_be(keyed: str, keyed_se
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {2**40}\r\n"
     assert exchange(keyed, f"{head}{CLOSE}\r\n".encode()) == [401]
     assert exchange(keyed, f"{head}Expect: 100-continue\r\nAuthorization: Bearer {BOB}\r\n\r\n".encode()) == [413]
+
+
+UPGRADE = "Connection: Upgrade, close\r\nUpgrade:"
+BASIC = base64.b64encode(f"alice:{ALICE}".encode()).decode()
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        # the key at another place, or in another form
+        f"GET /v1/models?api_key={ALICE} HTTP/1.1",
+        f"GET /v1/models?authorization=Bearer%20{ALICE} HTTP/1.1",
+        f"GET /v1/models?access_token={ALICE} HTTP/1.1",
+        f"GET http://alice:{ALICE}@x/v1/models HTTP/1.1",
+        f"GET /v1/models HTTP/1.1\r\nAuthorization: {ALICE}",
+        "GET /v1/models HTTP/1.1\r\nAuthorization: Bearer",
+        "GET /v1/models HTTP/1.1\r\nAuthorization:",
+        f"GET /v1/models HTTP/1.1\r\nAuthorization: Bearer: {ALICE}",
+        f"GET /v1/models HTTP/1.1\r\nAuthorization: Bearer\t{ALICE}",
+        f"GET /v1/models HTTP/1.1\r\nAuthorization: Bearer {ALICE} {ALICE}",
+        f"GET /v1/models HTTP/1.1\r\nAuthorization: Bearer {ALICE},",
+        f'GET /v1/models HTTP/1.1\r\nAuthorization: Bearer "{ALICE}"',
+        f"GET /v1/models HTTP/1.1\r\nAuthorization: Bearer {ALICE.upper()}",
+        f"GET /v1/models HTTP/1.1\r\nAuthorization: Bearer alice:{ALICE}",
+        f"GET /v1/models HTTP/1.1\r\nAuthorization: Bearer {ALICE}\x00",
+        f"GET /v1/models HTTP/1.1\r\nAuthorization: Basic {BASIC}",
+        f"GET /v1/models HTTP/1.1\r\nAuthorization: Bearer {KEYS.keys[0].digest.hex()}",
+        f"GET /v1/models HTTP/1.1\r\nAuthorization: Bearer sha256:{KEYS.keys[0].digest.hex()}",
+        f"GET /v1/models HTTP/1.1\r\nAuthorization : Bearer {ALICE}",
+        f"GET /v1/models HTTP/1.1\r\nAuthorization\x00: Bearer {ALICE}",
+        f"GET /v1/models HTTP/1.1\r\nProxy-Authorization: Bearer {ALICE}",
+        f"GET /v1/models HTTP/1.1\r\nX-Api-Key: {ALICE}",
+        f"GET /v1/models HTTP/1.1\r\nCookie: api_key={ALICE}",
+        f"GET /v1/models HTTP/1.1\r\nAuthorization: Bearer x\r\nAuthorization: Bearer {ALICE}",
+        f"GET /v1/models HTTP/1.1\r\nAuthorization: Bearer {ALICE}\r\nAuthorization:",
+        # other methods, and what a proxy would let one turn into another
+        "HEAD /v1/models HTTP/1.1",
+        "HEAD /metrics HTTP/1.1",
+        "OPTIONS /live HTTP/1.1",
+        "OPTIONS * HTTP/1.1",
+        "TRACE /v1/models HTTP/1.1",
+        "CONNECT x:80 HTTP/1.1",
+        "DELETE /live HTTP/1.1",
+        "POST /live HTTP/1.1\r\nX-HTTP-Method-Override: GET\r\nContent-Length: 0",
+        "get /live HTTP/1.1",
+        "GET /v1/models HTTP/1.0",
+        "GET /v1/models HTTP/0.9",
+        # other protocols
+        f"GET /v1/models HTTP/1.1\r\n{UPGRADE} websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eA==",
+        f"GET /ui/feed HTTP/1.1\r\n{UPGRADE} websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eA==",
+        f"GET /v1/models HTTP/1.1\r\n{UPGRADE} h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA",
+        "PRI * HTTP/2.0\r\n\r\nSM",
+    ],
+)
+def test_nothing_on_the_wire_gets_in_but_one_bearer_key(keyed: str, lines: str) -> None:
+    statuses = exchange(keyed, f"{lines}\r\nHost: x\r\n{CLOSE}\r\n".encode("latin-1"))
+    assert statuses
+    assert set(statuses) <= {400, 401}
+
+
+def test_an_open_path_speaks_no_other_protocol(keyed: str) -> None:
+    for protocol in ("websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eA==", "h2c"):
+        head = f"GET /live HTTP/1.1\r\nHost: x\r\n{UPGRADE} {protocol}\r\n\r\n"
+        assert exchange(keyed, head.encode()) == [200]
+
+
+def test_a_key_is_that_of_one_request_and_not_of_its_connection(keyed: str) -> None:
+    head = "GET /v1/models HTTP/1.1\r\nHost: x\r\n"
+    key = f"Authorization: Bearer {ALICE}\r\n\r\n"
+    assert exchange(keyed, (f"{head}{key}{head}\r\n{head}{key}{head}{CLOSE}\r\n").encode()) == [200, 401, 200, 401]
+
+
+@pytest.mark.parametrize(
+    "framing",
+    [
+        "Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
+        "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        "Transfer-Encoding: xchunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
+        "Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n",
+        "Transfer-Encoding: identity, chunked\r\n\r\n0\r\n\r\n",
+        "Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
+        "Transfer-Encoding:\x0bchunked\r\n\r\n0\r\n\r\n",
+        "Transfer-Encoding: chunked\r\n\r\n0x0\r\n\r\n",
+        "Transfer-Encoding: chunked\r\n\r\n-0\r\n\r\n",
+        "Transfer-Encoding: chunked\r\n\r\n0;a=b\n\n\r\n\r\n",
+        "Transfer-Encoding: chunked\r\n\r\n1\r\nab\r\n0\r\n\r\n",
+        "Transfer-Encoding: chunked\r\n\r\n" + "f" * 40 + "\r\n",
+        "Content-Length: 0\r\nContent-Length: 5\r\n\r\n",
+        "Content-Length: 0, 5\r\n\r\n",
+        "Content-Length: +0\r\n\r\n",
+        "Content-Length: -1\r\n\r\n",
+        "Content-Length: 0x0\r\n\r\n",
+        "Content-Length: 1_0\r\n\r\n",
+    ],
+)
+def test_no_framing_lets_a_request_into_another_one(keyed: str, framing: str) -> None:
+    """Behind a request with a key, whatever is said of its body, one without a key is refused or not seen at all."""
+    outer = f"POST /v1/nowhere HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {ALICE}\r\n{framing}"
+    statuses = exchange(keyed, f"{outer}GET /v1/models HTTP/1.1\r\nHost: x\r\n{CLOSE}\r\n".encode("latin-1"))
+    assert statuses
+    assert set(statuses) <= {400, 401, 404, 501}
 
 
 def test_a_refusal_does_not_wait_for_the_body(keyed: str) -> None:
@@ -317,6 +420,21 @@ def test_keys_that_cannot_be_used_end_the_start_before_the_model_is_loaded(
     with pytest.raises(StartError, match=r"api_keys_file .* cannot be read"):
         build_from_settings(settings, print)
     assert KEYS_VARIABLE not in os.environ
+
+
+@pytest.mark.parametrize(("mode", "lines"), [(0o600, 0), (0o644, 1)])
+def test_a_file_of_keys_that_others_may_read_is_named_in_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, lines: int
+) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"alice {ALICE}\n")
+    path.chmod(mode)
+    settings = load_settings({"model": str(tmp_path / "no-model"), "api_keys_file": str(path)})
+    with pytest.raises(ModelSourceError):
+        build_from_settings(settings, print)
+    told = [record.getMessage() for record in caplog.records if str(path) in record.getMessage()]
+    assert len(told) == lines
+    assert all("0644" in line and ALICE not in line for line in told)
 
 
 def test_the_commands_that_look_at_a_server_send_the_key_of_the_environment(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.auth import keys as keys_module
-from server.auth.keys import KEYS_VARIABLE, NO_KEYS, ApiKeys, KeysError, load_keys
+from server.auth.keys import KEYS_VARIABLE, NO_KEYS, ApiKeys, KeysError, load_keys, open_to_others
 from server.rate import RateLimits
 
 SECRET = "sk-very-secret-1234"
@@ -136,3 +136,18 @@ def test_every_key_is_compared_whichever_matches(key: bytes) -> None:
         found = keys.find(key)
     assert found == {b"one": "a", b"two": "b", b"three": "c"}.get(key)
     assert compared == [(each.digest, 32) for each in keys.keys]
+
+
+@pytest.mark.parametrize(
+    ("mode", "told"),
+    [(0o600, None), (0o400, None), (0o700, None), (0o640, "0640"), (0o644, "0644"), (0o620, "0620"), (0o601, "0601")],
+)
+def test_a_file_that_others_may_use_is_known_by_its_mode(tmp_path: Path, mode: int, told: str | None) -> None:
+    path = tmp_path / "keys"
+    path.touch()
+    path.chmod(mode)
+    assert open_to_others(path) == told
+
+
+def test_a_file_that_went_away_is_open_to_nobody(tmp_path: Path) -> None:
+    assert open_to_others(tmp_path / "none") is None
