@@ -105,7 +105,7 @@ def check_common_limits(request: GenerationRequest, facts: ModelFacts, settings:
     if len(request.stop) > settings.max_stop:
         raise bad_request(f"stop holds {len(request.stop)} strings; at most {settings.max_stop} are allowed", "stop")
     _check_ids(request, facts)
-    _check_speculation(request, facts)
+    _check_speculation(request, facts, settings)
     limit, name = request.output_limit, request.output_limit_name
     if limit is not None:
         if request.min_tokens > limit:
@@ -162,10 +162,12 @@ def _check_ids(request: GenerationRequest, facts: ModelFacts) -> None:
                 )
 
 
-def _check_speculation(request: GenerationRequest, facts: ModelFacts) -> None:
+def _check_speculation(request: GenerationRequest, facts: ModelFacts, settings: Settings) -> None:
     speculation = request.speculation
     if speculation is None:
         return
+    if speculation.trace and not settings.speculation_trace:
+        raise bad_request("speculation.trace is switched off on this server; leave it out", "speculation.trace")
     if speculation.trace and request.token_by_token:
         raise bad_request(
             "speculation.trace cannot be combined with stream_options.one_token_per_chunk: it is about steps",

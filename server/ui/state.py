@@ -91,6 +91,7 @@ def _server(service: Service, feed: Feed) -> dict[str, Any]:
         "num_blocks": info["kv_cache"]["num_blocks"],
         "num_speculative_tokens": facts.num_speculative_tokens,
         "drafters": list(facts.drafters),
+        "trace": service.settings.speculation_trace,
         "max_running": service.settings.max_num_seqs,
         "unready": service.unready_reason,
     }

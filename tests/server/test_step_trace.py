@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from server.service import Service
 from server.shapes import ChatAnswer, ChatChunk, CompletionAnswer, CompletionChunk
 from tests.server.builders import MODEL_NAME, sse_events
 from tests.server.chat_builders import HELLO
@@ -137,3 +138,20 @@ def test_a_trace_that_is_no_switch_is_refused(http: httpx.Client) -> None:
     refused = http.post("/v1/completions", json={**BODY, "speculation": {"trace": 1}})
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "speculation.trace"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_where_it_is_switched_off_a_trace_is_refused_and_nothing_else(
+    chat_http: httpx.Client, chat_service: Service, path: str, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_service, "settings", chat_service.settings.model_copy(update={"speculation_trace": False}))
+    prompt: dict[str, Any] = {"prompt": "a"} if path == "/v1/completions" else {"messages": HELLO}
+    body = {"model": MODEL_NAME, "max_tokens": 2, "stream": stream, **prompt}
+    refused = chat_http.post(path, json={**body, "speculation": {"trace": True}})
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert error["param"] == "speculation.trace"
+    assert "switched off" in error["message"]
+    for speculation in (None, SPECULATION, {"trace": False}):
+        assert chat_http.post(path, json={**body, "speculation": speculation}).status_code == 200

@@ -43,7 +43,7 @@ export class Lane {
   take(chunk, at) {
     if (chunk.metrics) this.metrics = chunk.metrics;
     for (const choice of chunk.choices) {
-      const steps = choice.speculation?.steps ?? [];
+      const steps = choice.speculation?.steps ?? untraced(choice);
       this.ids.push(...(choice.token_ids ?? []));
       for (const step of steps) this.texts.push(...step.texts);
       this.finish = choice.finish_reason ?? this.finish;
@@ -94,4 +94,10 @@ export class Lane {
       ...facts.map(([name, value]) => element("div", {}, element("dt", { text: name }), element("dd", { text: value }))),
     );
   }
+}
+
+/** What is known of the step of a chunk where the server does not say more: its tokens, the text with the first. */
+function untraced({ token_ids: ids, text }) {
+  if (!ids?.length) return [];
+  return [{ drafted: null, emitted: ids, texts: ids.map((_, i) => (i ? "" : text)) }];
 }

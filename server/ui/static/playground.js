@@ -52,6 +52,7 @@ export class Playground {
     byId("drafts").disabled = !known;
     if (known) byId("drafts").max = server.num_speculative_tokens;
     else setText(byId("run-problem"), "Speculation is off on this server: both runs decode plainly.");
+    if (known && !server.trace) setText(byId("run-problem"), "This server does not tell where tokens come from: they are shown without it.");
   }
 
   async #run() {
@@ -84,12 +85,13 @@ export class Playground {
       stream_options: { include_usage: true },
       return_token_ids: true,
     };
-    const wanted = { trace: true };
+    const trace = this.#server.trace;
+    const wanted = { trace };
     if (byId("drafter").value) wanted.drafter = byId("drafter").value;
     if (number("drafts") !== null) wanted.num_speculative_tokens = number("drafts");
     // A salt for each run: the second may find neither blocks nor past outputs of the first.
     return {
-      off: { ...base, cache_salt: salt(), speculation: { num_speculative_tokens: 0, trace: true } },
+      off: { ...base, cache_salt: salt(), speculation: { num_speculative_tokens: 0, trace } },
       on: { ...base, cache_salt: salt(), speculation: wanted },
     };
   }

@@ -3,10 +3,11 @@
 import { element } from "./dom.js";
 import { quoted, visible } from "./format.js";
 
-const MARKS = { bonus: "+", recovered: "≠", plain: "·", rejected: "×" };
+const MARKS = { bonus: "+", recovered: "≠", plain: "·", rejected: "×", untold: "" };
 
-/** Where emitted token `i` of a step came from: accepted, bonus, recovered or plain. */
+/** Where emitted token `i` of a step came from: accepted, bonus, recovered or plain; untold, if the server says nothing. */
 export function origin(step, i) {
+  if (!step.drafted) return "untold";
   if (i < step.accepted) return "accepted";
   if (!step.drafted.length) return "plain";
   return step.accepted === step.drafted.length ? "bonus" : "recovered";
@@ -111,11 +112,14 @@ export function detail(step, number) {
 
 /** Marked by its kind, an accepted draft by its place. */
 function tokenOf(text, kind, i) {
-  const title = text === "" && "no text of its own: a part of a character, or a special token";
-  return element("span", { class: `token ${kind}`, text: visible(text), title, "data-mark": MARKS[kind] ?? i + 1 });
+  const untold = kind === "untold"; // its text may stand with the first of its chunk
+  const title = text === "" && !untold && "no text of its own: a part of a character, or a special token";
+  const shown = untold && text === "" ? "" : visible(text);
+  return element("span", { class: `token ${kind}`, text: shown, title, "data-mark": MARKS[kind] ?? i + 1 });
 }
 
 function headline(step, number) {
+  if (!step.drafted) return `Step ${number + 1}`;
   const drafted = step.drafted.length;
   if (!drafted) return `Step ${number + 1}: nothing drafted`;
   return `Step ${number + 1}: ${step.drafter || "drafter"} drafted ${drafted}, ${Math.min(step.accepted, drafted)} accepted`;

@@ -13,6 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from server.auth.keys import KEYS_VARIABLE, load_keys
+from server.service import Service
 from tests.server.builders import MODEL_NAME, build_service, running
 from tests.server.ui.browsing import PATIENCE_MS, Witness, chromium, opened
 
@@ -110,6 +111,27 @@ def test_rejected_drafts_are_seen_where_they_were_rejected(page: Page) -> None:
     drafted, accepted = map(int, re.findall(r"drafted (\d+), (\d+)", detail.inner_text())[0])
     assert detail.locator(".token.rejected").count() == drafted - accepted > 0
     assert "rejected" in (step.get_attribute("aria-label") or "")
+
+
+def test_where_traces_are_switched_off_the_runs_are_shown_without(
+    browser: Browser, base: str, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "settings", service.settings.model_copy(update={"speculation_trace": False}))
+    witness = Witness()
+    with opened(browser, f"{base}/ui") as page:
+        witness.watch(page)
+        page.route("**/v1/completions", narrow)
+        expect(page.locator("#run-problem")).to_contain_text("does not tell where tokens come from")
+        run(page)
+        expect(page.locator("#difference")).to_have_attribute("data-equal", "yes")
+        for lane in ("#lane-off", "#lane-on"):
+            tokens = page.locator(f"{lane} .token")
+            assert tokens.count() == MOST_TOKENS
+            assert page.locator(f"{lane} .token.untold").count() == MOST_TOKENS
+        text = page.locator("#lane-off .ribbon").inner_text()
+        assert text
+        assert text == page.locator("#lane-on .ribbon").inner_text()
+    assert not witness.complaints
 
 
 def test_tokens_that_differ_are_shown_as_a_difference(page: Page) -> None:
