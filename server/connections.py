@@ -24,6 +24,7 @@ MAX_HEAD_BYTES = 64 * 1024  # of a request, where nobody says otherwise
 SMALL_CHUNKS = 1024  # of a body, of any size; with more of them
 MIN_CHUNK_BYTES = 64  # is what they have to hold on average
 OTHER_DESCRIPTORS = 512  # files, pipes, children; each connection is one more
+WATCHING = "watching"  # in the state of a request whose answer has no end of its own: nobody waits for its reader
 _TOO_MANY = "too_many_connections"
 
 
@@ -107,6 +108,11 @@ class BoundedProtocol(H11Protocol):
             self._drop_head_timer()
         elif self._head_timer is None and not self.transport.is_closing():
             self._await_head()  # of the next request a part has come
+
+    def drop_watcher(self) -> None:
+        """End the connection, whether or not its reader reads, if its last request was to watch."""
+        if self.scope is not None and self.scope.get("state", {}).get(WATCHING):
+            self.transport.abort()
 
     def pause_writing(self) -> None:
         super().pause_writing()

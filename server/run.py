@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 
 from server.app import create_app
 from server.assemble import Report, StartError
-from server.connections import KEEP_ALIVE_SECONDS, allow_connections, http_protocol
+from server.connections import KEEP_ALIVE_SECONDS, BoundedProtocol, allow_connections, http_protocol
 from server.log_queue import flush_log
 from server.service import Service
 from server.settings import Settings
@@ -32,6 +32,7 @@ from server.watchdog import Watchdog
 logger = logging.getLogger("truedraft.run")
 
 FLUSH_SECONDS = 5  # for answers that are written already but not sent yet
+WATCHER_SECONDS = 0.5  # in which who watches sees the end of a server that ends
 WATCH_SECONDS = 1.0
 LAST_ANSWERS_SECONDS = 2.0  # /health says 503 for so long before a failed process ends
 ENGINE_SECONDS = 5.0  # for the step that runs when the engine is to end
@@ -99,6 +100,16 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answers that are written have FLUSH_SECONDS; who only watches, as long as it takes to tell them the end."""
+        asyncio.get_running_loop().call_later(WATCHER_SECONDS, self._drop_watchers)
+        await super().shutdown(sockets)
+
+    def _drop_watchers(self) -> None:
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, BoundedProtocol):
+                connection.drop_watcher()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

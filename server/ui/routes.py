@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 
+from server.connections import WATCHING
 from server.errors import unavailable
 from server.service import Service
 from server.sse import EventStream
@@ -34,12 +35,13 @@ def ui_router(service: Service, feed: Feed) -> APIRouter:
         return Response(encode(state(service, feed)), media_type="application/json", headers=_NO_STORE)
 
     @router.get("/ui/feed")
-    async def ui_feed(after: Annotated[int | None, Query(ge=0, le=2**53)] = None) -> Response:
+    async def ui_feed(request: Request, after: Annotated[int | None, Query(ge=0, le=2**53)] = None) -> Response:
         nonlocal num_open
         service.check_open()
         if num_open >= MAX_FEEDS:
             raise unavailable("overloaded", f"{num_open} feeds are open, and no more can be", retry_after=10)
         num_open += 1
+        setattr(request.state, WATCHING, True)
 
         def close() -> None:
             nonlocal num_open

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Iterator
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 
+from server.app import create_app
+from server.connections import http_protocol
+from server.run import _Server
 from server.service import Service
 from server.ui.routes import MAX_FEEDS
 from tests.server.builders import MODEL_NAME, build_service, running
@@ -191,3 +198,36 @@ def test_no_ui_leaves_nothing_of_it(tiny_model: Path, model_home: Path) -> None:
         for path in ("/ui", "/ui/", "/ui/state", "/ui/feed", "/ui/app.js"):
             assert http.get(path).status_code == 404, path
         assert work(http)["usage"]["completion_tokens"] == 40
+
+
+def test_a_reader_of_the_feed_who_stopped_reading_does_not_hold_up_the_end(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def much(*_: object) -> AsyncIterator[bytes]:
+        while True:
+            yield b": \n\n" * 10_000
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr("server.ui.routes.feed_events", much)
+    sock = socket.create_server(("127.0.0.1", 0))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # its connections inherit it
+    started = threading.Event()
+    server = _Server(
+        uvicorn.Config(
+            create_app(service), http=http_protocol(service.settings), ws="none", lifespan="off", log_config=None,
+            timeout_graceful_shutdown=None,  # for ever
+        ),
+        started.set,
+    )  # fmt: skip
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([sock])), daemon=True)
+    thread.start()
+    assert started.wait(60)
+    with socket.socket() as watcher:
+        watcher.connect(sock.getsockname())
+        watcher.sendall(b"GET /ui/feed?after=0 HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert watcher.recv(12) == b"HTTP/1.1 200"
+        (connection,) = server.server_state.connections
+        wait_for(lambda: connection.flow.write_paused, "the feed does not wait for its reader")  # type: ignore[union-attr]
+        server.should_exit = True
+        thread.join(60)
+    assert not thread.is_alive()
