@@ -162,7 +162,12 @@ def differing_pointwise(recorded: RecordedProducts) -> Iterator[str]:
     """
     for name, (call, dtype, counts) in recorded.pointwise.items():
         x = torch.randn(_ELEMENTS, generator=torch.Generator().manual_seed(3)).mul_(3).to(dtype)
-        expected = call(x)
+        try:
+            expected = call(x.clone())
+        except (RuntimeError, IndexError):  # it wants rows and columns
+            continue
+        if expected.shape != x.shape:
+            continue
         for count in sorted(counts):
             if count % _VECTORS == 0 or count > _ELEMENTS:
                 continue
