@@ -36,7 +36,7 @@ def test_every_family_reaches_l0(family: str, dtype: str, kernels: str) -> None:
     assert found.executor.startswith("fused/" if family in FUSED else "generic/")
     if kernels == "torch" or family not in FUSED:
         assert "/torch" in found.executor
-        assert found.padding.startswith("rows to tiles of 4")
+        assert found.padding.startswith("rows to tiles of ")
     assert ("expert" in found.padding) == (family in ("mixtral", "deepseek_v3"))
 
 
