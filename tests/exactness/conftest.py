@@ -15,7 +15,8 @@ from tests.exactness.tiny import TINY_MODELS, load_tiny
 
 @pytest.fixture(scope="session")
 def smol_fp32(default_model_folder: Path) -> LoadedModel:
-    return load_model(default_model_folder, dtype="float32", executor="auto")
+    # What its probe finds is not what is asked here, and that of all sizes takes as long as the tests.
+    return load_model(default_model_folder, dtype="float32", executor="auto", max_batched_tokens=64)
 
 
 @pytest.fixture(scope="session")
@@ -30,9 +31,23 @@ def _restore_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="session")
+def subjects() -> dict[str, Subject]:
+    """Those of this run so far: what comes with a parameter is made anew for each file."""
+    return {}
+
+
 @pytest.fixture(scope="session", params=["SmolLM2 bf16", *TINY_MODELS])
-def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+def subject(
+    request: pytest.FixtureRequest, subjects: dict[str, Subject], tmp_path_factory: pytest.TempPathFactory
+) -> Subject:
     name: str = request.param
+    if name not in subjects:
+        subjects[name] = _make_subject(name, request, tmp_path_factory)
+    return subjects[name]
+
+
+def _make_subject(name: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     if name == "SmolLM2 bf16":
         model: LoadedModel = request.getfixturevalue("smol_bf16")
         prompts = encoded_prompts(model.tokenizer, longest=150, count=16)
