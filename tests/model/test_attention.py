@@ -51,6 +51,7 @@ def attend(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    classes: tuple[int, ...] = (),
 ) -> list[Tensor]:
     """Outputs of each context's queries, packed into one tile of ROWS rows that begins with ``first`` dummies."""
     counts = [-(-len(c.keys) // block_size) + 1 for c in contexts]
@@ -68,7 +69,7 @@ def attend(
         query[first : first + count] = context.queries
         sequences.append(TileSequence(first, count, context.start, blocks))
         first += count
-    tile = AttentionTile(ROWS, sequences, block_size, torch.device("cpu"))
+    tile = AttentionTile(ROWS, sequences, block_size, torch.device("cpu"), classes)
     out = paged_attention(query, key_plane, value_plane, tile, scaling=0.3, window=window, softcap=softcap, sinks=sinks)
     return [out[s.first : s.first + s.count] for s in sequences]
 
@@ -179,3 +180,27 @@ def test_what_the_masks_took_is_counted_once_for_all_layers() -> None:
     assert tile.mask_seconds == first
     tile.parts(7)
     assert tile.mask_seconds > first
+
+
+def test_a_sequences_rows_are_computed_among_the_fewest_rows_that_hold_them() -> None:
+    blocks = torch.arange(4)
+    sequences = [TileSequence(0, 3, 9, blocks), TileSequence(3, 5, 0, blocks), TileSequence(8, 1, 20, blocks)]
+    sequences.append(TileSequence(15, 1, 7, blocks))
+    tile = AttentionTile(ROWS, sequences, 16, torch.device("cpu"), (4, 8, ROWS))
+    assert [(part.first, part.size, part.own) for part in tile.parts(None)] == [
+        (0, 4, slice(0, 3)),
+        (3, 8, slice(0, 5)),
+        (8, 4, slice(0, 1)),
+        (12, 4, slice(3, 4)),
+    ]
+    (whole,) = AttentionTile(ROWS, sequences[:1], 16, torch.device("cpu"), (2,)).parts(None)
+    assert (whole.first, whole.size) == (0, ROWS)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_the_rows_beside_a_sequences_own_change_nothing(window: int | None) -> None:
+    contexts = [build_context(CHUNK + 3, 3), build_context(40, 5, seed=1), build_context(2, 1, seed=2)]
+    few = attend(contexts, window=window, classes=(4, 8))
+    assert all(torch.equal(a, b) for a, b in zip(few, attend(contexts, window=window), strict=True))
+    alone = [attend([context], window=window, classes=(4, 8))[0] for context in contexts]
+    assert all(torch.equal(a, b) for a, b in zip(few, alone, strict=True))
