@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,13 @@ SEVEN = ("equivalence", "acceptance", "draft_cost", "alignment", "fragmentation"
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = save_tiny_model(tmp_path_factory.mktemp("tiny"))
-    service = build_service(folder, tmp_path_factory.mktemp("home"), num_blocks=512, block_size=16)
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def base(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    service = build_service(model, tmp_path_factory.mktemp("home"), num_blocks=512, block_size=16)
     with running(service) as url:
         yield url
 
@@ -173,6 +178,25 @@ def test_a_sampled_answer_is_the_same_in_every_mode(base: str, tmp_path: Path) -
     options = quick_options(tmp_path, base, modes=MODES, loads=(Load(seats=4),), temperature=0.9)
     assert run_bench(options, silent) == 0
     assert report_of(tmp_path)["equivalence"]["compared"] == 8
+
+
+def test_block_sizes_are_compared_on_servers_of_their_own(
+    base: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = build_service(model, tmp_path, num_blocks=2048, block_size=2)
+    with running(small) as other:
+        options = quick_options(tmp_path, f"block 2={other}", f"block 16={base}", modes=("auto",), tokens=9)
+        assert run_bench(replace(options, block_sizes=(2, 16)), silent) == 0
+    two, sixteen = (one["truedraft"] for one in report_of(tmp_path)["results"])
+    assert (two["block_size"], sixteen["block_size"]) == (2, 16)
+    assert two["variant"] == "block 2"
+    assert report_of(tmp_path)["equivalence"]["compared"] == 4  # of one against the other
+    assert two["fragmentation"]["last_block"] < sixteen["fragmentation"]["last_block"]
+    assert two["prefix_hit_rate"] is not None
+    assert "hits" in capsys.readouterr().out
+    page = Page((tmp_path / "report.html").read_text("utf-8")).text
+    assert "Prefix cache hit rate" in page
+    assert "block size" in page
 
 
 def test_chats_are_sent_as_messages(tmp_path: Path) -> None:
