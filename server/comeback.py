@@ -7,7 +7,7 @@ to come back for the last time, a part of the room is for them alone.
 
 from __future__ import annotations
 
-import heapq
+import math
 import re
 import time
 from collections import deque
@@ -70,7 +70,7 @@ class ComeBack:
         self._last_place = clock()
         self._num_waiting = 0
         self._spread = 0.0
-        self._last_tries: list[float] = []  # a heap: when those are back who were told so for the last time
+        self._last_try = -math.inf  # when the last of those is back who were told so for the last time
 
     def saw(self, num_waiting: int, num_ended: int) -> None:
         """So many wait, and so many have ended since the start. Tell it when a request comes, taken or not.
@@ -91,9 +91,8 @@ class ComeBack:
 
     def share(self, retries: Retries = NO_RETRIES) -> float:
         """Of the room to wait, that such a client may find filled at most."""
-        while self._last_tries and self._last_tries[0] + LATE_SECONDS < self._clock():
-            heapq.heappop(self._last_tries)
-        return 1 - KEPT_SHARE if self._last_tries and retries.num_made < LAST_RETRY else 1.0
+        kept = self._clock() <= self._last_try + LATE_SECONDS
+        return 1 - KEPT_SHARE if kept and retries.num_made < LAST_RETRY else 1.0
 
     def seconds(self, retries: Retries = NO_RETRIES) -> float:
         """From now on, for one who is refused."""
@@ -107,7 +106,7 @@ class ComeBack:
             self._spread = (self._spread + GOLDEN) % 1
             place = now + longest * (1 - self._spread / 2)
         if retries.num_made == LAST_RETRY - 1:
-            heapq.heappush(self._last_tries, place)
+            self._last_try = max(self._last_try, place)
         return place - now
 
     @property
