@@ -21,7 +21,6 @@ _MASK_64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _DOMAIN = 0x7D1  # keeps this use of the generator apart from any other
 _HALF_STEP = 2.0**-53
-_AT_ONCE = 16384  # counters: their words stay in the processor's cache from one operation to the next
 _LARGEST_U = 1.0 - 2.0**-53  # adding 0.5 to the largest integer rounds up to U = 1, whose E is 0
 
 
@@ -66,25 +65,18 @@ def _to_unit(low: Words, high: Words) -> NDArray[np.float64]:
 
 def uniforms(seed: int, t: int, token_ids: NDArray[np.int64]) -> NDArray[np.float64]:
     """U in (0, 1) of each token id, ``[n]`` float64. ``seed``: 64 bits unsigned; ``t``: the output index."""
-    every = np.asarray(token_ids).astype(np.uint64)
-    unit = np.empty(len(every), dtype=np.float64)
-    for first in range(0, len(every), _AT_ONCE):
-        ids = every[first : first + _AT_ONCE]
-        w0, w1, w2, w3 = _draw(seed, t, ids >> np.uint64(1))
-        odd = (ids & np.uint64(1)).astype(bool)
-        unit[first : first + _AT_ONCE] = _to_unit(np.where(odd, w2, w0), np.where(odd, w3, w1))
-    return unit
+    ids = np.asarray(token_ids).astype(np.uint64)
+    w0, w1, w2, w3 = _draw(seed, t, ids >> np.uint64(1))
+    odd = (ids & np.uint64(1)).astype(bool)
+    return _to_unit(np.where(odd, w2, w0), np.where(odd, w3, w1))
 
 
 def uniforms_of_all(seed: int, t: int, vocab_size: int) -> NDArray[np.float64]:
     """``uniforms(seed, t, [0 .. vocab_size - 1])`` with one counter for two ids. ``[vocab_size]`` float64."""
-    pairs = (vocab_size + 1) // 2
-    unit = np.empty((pairs, 2), dtype=np.float64)
-    for first in range(0, pairs, _AT_ONCE):
-        last = min(first + _AT_ONCE, pairs)
-        w0, w1, w2, w3 = _draw(seed, t, np.arange(first, last, dtype=np.uint64))
-        unit[first:last, 0] = _to_unit(w0, w1)
-        unit[first:last, 1] = _to_unit(w2, w3)
+    w0, w1, w2, w3 = _draw(seed, t, np.arange((vocab_size + 1) // 2, dtype=np.uint64))
+    unit = np.empty((len(w0), 2), dtype=np.float64)
+    unit[:, 0] = _to_unit(w0, w1)
+    unit[:, 1] = _to_unit(w2, w3)
     return unit.reshape(-1)[:vocab_size]
 
 
