@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import ssl
 
@@ -13,7 +14,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Every engine of the tests checks every slot that it reads or writes.
 os.environ.setdefault("TRUEDRAFT_LEDGER", "1")
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,17 @@ if TYPE_CHECKING:
 # The machine decides how long an example takes, so no deadline; a failure is printed as a line that replays it.
 settings.register_profile("truedraft", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("truedraft")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Modules and tests stay to the end: looking at all of them again and again is a part of what importing takes."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
