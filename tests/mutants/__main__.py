@@ -132,7 +132,8 @@ class _Clean:
     def run(self, mutants: Sequence[Mutant], jobs: int, *, equivalence: bool) -> list[str]:
         """Returns what is wrong. Also fills the bytecode that the copies inherit."""
         selections = list(dict.fromkeys(s for mutant in mutants for s in mutant.tests))
-        shares = [share for i in range(jobs) if (share := tuple(selections[i::jobs]))]
+        parts = 2 * jobs  # some selections take far longer than others: who is done early takes another part
+        shares = [share for i in range(parts) if (share := tuple(selections[i::parts]))]
         runs = [self._plan("clean" if i == 0 else f"clean-{i}", share, "") for i, share in enumerate(shares)]
         for i, subject in enumerate(sorted({mutant.subject for mutant in mutants}) if equivalence else ()):
             runs.append(self._plan(f"clean-equivalence-{i}", EQUIVALENCE, subject))
