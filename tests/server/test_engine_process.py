@@ -29,7 +29,7 @@ from tests.server.test_worker import is_running
 from tests.server.ui.records import feed_of
 
 K = 4
-STALL_SECONDS = 10.0  # of this server: a process that says nothing for so long is not healthy
+STALL_SECONDS = 5.0  # of this server: a process that says nothing for so long is not healthy
 
 
 @pytest.fixture(scope="module")
