@@ -2,7 +2,8 @@
 
 The order is a contract: masks (allowed ids, a constraint's, bad words, min_tokens), logit_bias, repetition, frequency
 and presence penalties, temperature, min_p, top_k, top_p. Everything is computed for one row at a time, in float64
-and in one fixed order of operations, so a row's result cannot depend on the rows beside it.
+and in one fixed order of operations, so a row's result cannot depend on the rows beside it. Logits stay float32: what
+a bias or the penalties make of one is rounded.
 """
 
 from __future__ import annotations
@@ -67,13 +68,13 @@ def _ids(values: object) -> Ids:
     return np.array(list(values), dtype=np.int64)  # type: ignore[call-overload]
 
 
-def adjusted_scores(row: Row, rules: SamplingRules, history: History, mask: Mask | None = None) -> Scores:
-    """Logits after masks, bias and penalties: ``[V]`` float64, -inf where a token is forbidden.
+def adjusted_logits(row: Row, rules: SamplingRules, history: History, mask: Mask | None = None) -> Row:
+    """Logits after masks, bias and penalties: ``[V]`` float32, -inf where a token is forbidden.
 
     Raises InvalidLogits for NaN or +inf in ``row`` or nothing but -inf, and NoTokenLeft if nothing remains.
     """
     params = rules.params
-    scores = row.astype(np.float64)
+    scores = row.copy()
     check_peak(float(scores.max()))
     if rules.allowed is not None:
         everything = scores
@@ -89,7 +90,7 @@ def adjusted_scores(row: Row, rules: SamplingRules, history: History, mask: Mask
     if history.num_output_tokens < params.min_tokens:
         scores[rules.stop_ids] = -np.inf
     if len(rules.bias_ids):
-        scores[rules.bias_ids] += rules.bias_values
+        scores[rules.bias_ids] += rules.bias_values  # in float64, rounded once
     if params.has_penalties:
         _penalise(scores, params, history)
     peak = float(scores.max())
@@ -114,9 +115,9 @@ def check_some_finite(row: Row) -> None:
 
 
 @np.errstate(over="ignore")  # the caller looks at the result
-def _penalise(scores: Scores, params: SamplingParams, history: History) -> None:
+def _penalise(scores: Row, params: SamplingParams, history: History) -> None:
     ids, counts = history.seen_ids, history.output_counts
-    seen = scores[ids]
+    seen = scores[ids].astype(np.float64)
     if params.repetition_penalty != 1.0:
         seen = np.where(seen > 0, seen / params.repetition_penalty, seen * params.repetition_penalty)
     if params.frequency_penalty != 0.0:
@@ -141,8 +142,9 @@ def _nothing_left(rules: SamplingRules, history: History, mask: Mask | None) -> 
     return f"no token is left to choose from at output position {history.num_output_tokens}: {why}"
 
 
-def candidates(adjusted: Scores, params: SamplingParams) -> Candidates:
+def candidates(logits: Row | Scores, params: SamplingParams) -> Candidates:
     """Temperature (above 0), min_p, top_k and top_p, in this order. At least one token remains."""
+    adjusted = logits.astype(np.float64)
     # Relative to the best: dividing by a tiny temperature then overflows to -inf, never to NaN.
     with np.errstate(over="ignore"):
         scores = (adjusted - adjusted.max()) / params.temperature

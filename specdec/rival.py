@@ -13,7 +13,7 @@ import numpy as np
 
 from specdec.noise import exponentials
 from specdec.params import SamplingParams
-from specdec.pipeline import Mask, Row, Scores, adjusted_scores, candidates
+from specdec.pipeline import Mask, Row, Scores, adjusted_logits, candidates
 from specdec.sampling import SamplingState
 
 
@@ -37,7 +37,8 @@ def rival_gap(
     """
     if not 0 <= rival < len(row):
         return math.inf
-    scores = row.astype(np.float64) if state is None else adjusted_scores(row, state.rules, state.history, mask)
+    logits = row if state is None else adjusted_logits(row, state.rules, state.history, mask)
+    scores = logits.astype(np.float64)
     if scores[rival] == -np.inf:
         return math.inf
     ahead = float(scores[winner] - scores[rival])

@@ -21,7 +21,7 @@ from specdec.history import History
 from specdec.logprobs import check_normaliser, logsumexp
 from specdec.noise import exponentials
 from specdec.params import SamplingParams
-from specdec.pipeline import Candidates, Mask, Row, SamplingRules, adjusted_scores, candidates, check_peak
+from specdec.pipeline import Candidates, Mask, Row, SamplingRules, adjusted_logits, candidates, check_peak
 
 
 class Kernels(Protocol):
@@ -76,15 +76,14 @@ def sample_row(
         sole = _sole_token(params, t, mask)
         if sole is not None:
             return sole
-        scores = adjusted_scores(row, state.rules, state.history, mask)
+        row = adjusted_logits(row, state.rules, state.history, mask)
         if params.greedy:
-            return int(scores.argmax())
+            return int(row.argmax())
     elif params.greedy:
         return _argmax(row)
     else:
-        scores = row.astype(np.float64)
-        _check_row(float(scores.max()))
-    return race(candidates(scores, params), params.seed, t, len(row))
+        _check_row(float(row.max()))
+    return race(candidates(row, params), params.seed, t, len(row))
 
 
 def sample_token(row: Row, params: SamplingParams, tokens: Seq[int], num_prompt_tokens: int) -> int:
@@ -131,7 +130,7 @@ class RowJob:
 
 
 class Sampler:
-    """Samples rows, many at once where compiled kernels can. A sequence's path depends on its parameters only.
+    """Samples rows with compiled kernels, many at once where it can. A sequence's path depends on its parameters only.
 
     ``kernels`` is None to use numpy throughout.
     """
@@ -173,8 +172,11 @@ class Sampler:
     def sample_row(
         self, row: Row, params: SamplingParams, t: int, state: SamplingState | None = None, mask: Mask | None = None
     ) -> int:
-        """:func:`sample_row`. Raises SamplingError."""
-        return sample_row(row, params, t, state, mask)
+        """:func:`sample_row`, with the kernels behind masks, bias and penalties. Raises SamplingError."""
+        if self._kernels is None or state is None or params.greedy or _sole_token(params, t, mask) is not None:
+            return sample_row(row, params, t, state, mask)
+        logits = torch.from_numpy(adjusted_logits(row, state.rules, state.history, mask))
+        return self.sample_batch(logits[None], [RowJob(0, 1, params, t)])[0]
 
     def normalisers(self, logits: Tensor, first_row: int, count: int) -> list[float]:
         """logsumexp of ``count`` rows of ``logits`` [R, V]. Raises InvalidLogits if one of them has none."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from specdec.drafters.reliability import Reliability
 from specdec.drafters.scored import ScoredDraft
 from specdec.errors import SamplingError
-from specdec.sampling import RowJob, Sampler, SamplingState, sample_row
+from specdec.sampling import RowJob, Sampler, SamplingState
 from specdec.sequence import Sequence
 
 _LEAST_CHANCE = 1e-9  # estimates stay above 0, however long the draft
@@ -146,7 +146,7 @@ class DraftSampler:
         sequence, params = one.sequence, one.sequence.params
         try:
             state = None if params.plain else self._state(one)
-            return sample_row(row, params, sequence.num_output_tokens + len(one.ids), state)
+            return self._sampler.sample_row(row, params, sequence.num_output_tokens + len(one.ids), state)
         except SamplingError:
             return None  # if it is so for the target too, the target will say it
 

@@ -163,8 +163,8 @@ DECODING = (
     Mutant(
         "temperature 0 with penalties: an exact tie goes to the highest id",
         "specdec/sampling.py",
-        "            return int(scores.argmax())\n",
-        "            return len(scores) - 1 - int(scores[::-1].argmax())\n",
+        "            return int(row.argmax())\n",
+        "            return len(row) - 1 - int(row[::-1].argmax())\n",
         (
             "tests/specdec/test_sampling.py::test_an_exact_tie_goes_to_the_lowest_id",
             "tests/specdec/test_pathwise.py::test_planted_ties_go_to_the_lowest_id_with_and_without_drafts",

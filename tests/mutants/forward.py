@@ -58,8 +58,8 @@ FORWARD = (
     Mutant(
         "chunks of the context are merged without their own maximum",
         "model/attention.py",
-        "        top = torch.where(item.has, new_top, top)\n",
-        "",
+        "            new_out = out * old_share + chunk_out * new_share\n",
+        "            new_out = out + chunk_out\n",
         (f"{_ATTENTION}::test_equals_softmax_over_the_whole_context",),
         unseen=_EVERYWHERE,
         subject="llama and generic",

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from specdec.history import History
 from specdec.params import SamplingParams
-from specdec.pipeline import SamplingRules, adjusted_scores, candidates
+from specdec.pipeline import SamplingRules, adjusted_logits, candidates
 from tests.specdec.laws import naive_law
 
 Floats = NDArray[np.float64]
@@ -94,7 +94,7 @@ def keyed_paths(
 def pipeline_law(row: NDArray[np.float32], params: SamplingParams, tokens: Seq[int], num_prompt_tokens: int) -> Floats:
     """``[V]``: what specdec's own pipeline makes of ``row``."""
     law = np.zeros(len(row))
-    scores = adjusted_scores(row, SamplingRules(params, len(row)), History(tokens, num_prompt_tokens))
+    scores = adjusted_logits(row, SamplingRules(params, len(row)), History(tokens, num_prompt_tokens))
     if params.greedy:
         law[scores.argmax()] = 1.0
         return law

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections import Counter
 from collections.abc import Sequence as Seq
 
 from specdec.params import SamplingParams
+
+
+def float32(x: float) -> float:
+    """The nearest float32."""
+    rounded: float = struct.unpack("f", struct.pack("f", x))[0]
+    return rounded
 
 
 def naive_law(logits: Seq[float], params: SamplingParams, tokens: Seq[int], num_prompt_tokens: int) -> list[float]:
@@ -23,12 +30,13 @@ def naive_law(logits: Seq[float], params: SamplingParams, tokens: Seq[int], num_
     if len(output) < params.min_tokens:
         forbidden |= params.stop_token_ids
     for token, bias in params.logit_bias:
-        scores[token] += bias
+        scores[token] = float32(scores[token] + bias)
     for token in set(tokens):
         x = scores[token]
         scores[token] = x / params.repetition_penalty if x > 0 else x * params.repetition_penalty
     for token, count in counts.items():
         scores[token] -= params.frequency_penalty * count + params.presence_penalty
+    scores = [float32(x) for x in scores]
     alive = [token for token in range(len(scores)) if token not in forbidden and scores[token] > -math.inf]
     if params.greedy:
         best = max(alive, key=lambda token: (scores[token], -token))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from specdec.errors import InvalidLogits, NoTokenLeft, SamplingError
 from specdec.history import History
 from specdec.params import SamplingParams
-from specdec.pipeline import SamplingRules, adjusted_scores, candidates
+from specdec.pipeline import SamplingRules, adjusted_logits, candidates
 from tests.specdec.laws import naive_law
 
 VOCAB = 12
@@ -21,7 +21,7 @@ BASE = SamplingParams(seed=1)
 
 
 def law(row: np.ndarray, params: SamplingParams, tokens: list[int], num_prompt_tokens: int) -> list[float]:
-    scores = adjusted_scores(row, SamplingRules(params, len(row)), History(tokens, num_prompt_tokens))
+    scores = adjusted_logits(row, SamplingRules(params, len(row)), History(tokens, num_prompt_tokens))
     kept = candidates(scores, params)
     dense = np.zeros(len(row))
     dense[kept.token_ids] = kept.probabilities()
@@ -97,16 +97,16 @@ def test_the_order_of_the_filters_is_min_p_then_top_k_then_top_p() -> None:
 def test_bias_comes_before_the_penalties_and_masks_cannot_be_biased_away() -> None:
     row = np.array([1.0, 1.0, 1.0], dtype=np.float32)
     params = replace(BASE, logit_bias=((0, 3.0), (1, 100.0)), repetition_penalty=2.0, bad_words=((1,),))
-    scores = adjusted_scores(row, SamplingRules(params, 3), History([0], 1))
+    scores = adjusted_logits(row, SamplingRules(params, 3), History([0], 1))
     assert scores.tolist() == [2.0, -math.inf, 1.0]
 
 
 def test_repetition_covers_prompt_and_output_but_frequency_and_presence_the_output_only() -> None:
     row = np.full(4, 2.0, dtype=np.float32)
     history = History([0, 1, 1, 2, 2], 2)  # prompt 0 1, output 1 2 2
-    scores = adjusted_scores(row, SamplingRules(replace(BASE, repetition_penalty=2.0), 4), history)
+    scores = adjusted_logits(row, SamplingRules(replace(BASE, repetition_penalty=2.0), 4), history)
     assert scores.tolist() == [1.0, 1.0, 1.0, 2.0]
-    scores = adjusted_scores(
+    scores = adjusted_logits(
         row, SamplingRules(replace(BASE, frequency_penalty=0.5, presence_penalty=0.25), 4), history
     )
     assert scores.tolist() == [2.0, 1.25, 0.75, 2.0]
@@ -115,9 +115,9 @@ def test_repetition_covers_prompt_and_output_but_frequency_and_presence_the_outp
 def test_a_bad_word_across_the_end_of_the_prompt_is_forbidden() -> None:
     params = replace(BASE, bad_words=((3, 4, 5),))
     row = np.zeros(8, dtype=np.float32)
-    assert adjusted_scores(row, SamplingRules(params, 8), History([3, 4], 1))[5] == -math.inf
-    assert adjusted_scores(row, SamplingRules(params, 8), History([4, 4], 1))[5] == 0.0
-    assert adjusted_scores(row, SamplingRules(params, 8), History([4], 1))[5] == 0.0
+    assert adjusted_logits(row, SamplingRules(params, 8), History([3, 4], 1))[5] == -math.inf
+    assert adjusted_logits(row, SamplingRules(params, 8), History([4, 4], 1))[5] == 0.0
+    assert adjusted_logits(row, SamplingRules(params, 8), History([4], 1))[5] == 0.0
 
 
 def test_a_tiny_temperature_is_no_nan_and_picks_the_best() -> None:
@@ -147,7 +147,7 @@ def test_a_tiny_temperature_is_no_nan_and_picks_the_best() -> None:
 )
 def test_no_token_left_is_said_in_words(params: SamplingParams, mask: np.ndarray | None, words: str) -> None:
     with pytest.raises(NoTokenLeft, match=words):
-        adjusted_scores(random_row(0), SamplingRules(params, VOCAB), History([0, 1], 1), mask)
+        adjusted_logits(random_row(0), SamplingRules(params, VOCAB), History([0, 1], 1), mask)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -155,13 +155,13 @@ def test_nan_and_infinity_in_the_logits_are_refused(value: float) -> None:
     row = random_row(0)
     row[5] = value
     with pytest.raises(InvalidLogits, match=str(value)):
-        adjusted_scores(row, SamplingRules(replace(BASE, bad_words=((5,),)), VOCAB), History([0], 1))
+        adjusted_logits(row, SamplingRules(replace(BASE, bad_words=((5,),)), VOCAB), History([0], 1))
 
 
 def test_an_overflowing_penalty_is_refused() -> None:
     params = replace(BASE, repetition_penalty=1e-320)
     with pytest.raises(SamplingError, match="repetition_penalty"):
-        adjusted_scores(np.ones(VOCAB, dtype=np.float32), SamplingRules(params, VOCAB), History([0], 1))
+        adjusted_logits(np.ones(VOCAB, dtype=np.float32), SamplingRules(params, VOCAB), History([0], 1))
 
 
 @pytest.mark.parametrize("params", [replace(BASE, allowed_token_ids=(1, 99)), replace(BASE, logit_bias=((-1, 1.0),))])
@@ -172,7 +172,7 @@ def test_ids_outside_of_the_vocabulary_are_refused_with_their_value(params: Samp
 
 def test_stop_and_bad_ids_outside_of_the_vocabulary_do_no_harm() -> None:
     params = replace(BASE, stop_token_ids=frozenset({3, 999}), min_tokens=3, bad_words=((999,), (0, 999), (999, 1)))
-    scores = adjusted_scores(random_row(0), SamplingRules(params, VOCAB), History([0], 1))
+    scores = adjusted_logits(random_row(0), SamplingRules(params, VOCAB), History([0], 1))
     assert np.flatnonzero(scores == -math.inf).tolist() == [3]
 
 
