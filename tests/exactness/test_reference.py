@@ -35,14 +35,14 @@ def references(default_model_folder: Path, smol_fp32: LoadedModel) -> list[Refer
     return generate_references(default_model_folder, prompts, smol_fp32.info.eos_token_ids)
 
 
-@pytest.mark.parametrize("batch", [1, 8])
-@pytest.mark.parametrize("k", [0, 4])
+# All prompts in the plainest way and in that with the most in it; a third of them, of every class, in the two between.
+@pytest.mark.parametrize(("k", "batch", "stride"), [(0, 1, 1), (4, 8, 1), (4, 1, 3), (0, 8, 3)])
 def test_greedy_equals_transformers_generate(
-    smol_fp32: LoadedModel, references: list[Reference], batch: int, k: int
+    smol_fp32: LoadedModel, references: list[Reference], batch: int, k: int, stride: int
 ) -> None:
-    config = OfflineConfig(num_speculative_tokens=k)
-    outcome = compare_with_references(smol_fp32.executor, references, smol_fp32.info.eos_token_ids, config, batch=batch)
-    assert outcome.positions > 400
+    config, some = OfflineConfig(num_speculative_tokens=k), references[::stride]
+    outcome = compare_with_references(smol_fp32.executor, some, smol_fp32.info.eos_token_ids, config, batch=batch)
+    assert outcome.positions > 10 * len(some)
     assert outcome.mismatches == ()
     assert outcome.passed, f"{outcome.near_ties} near ties in {outcome.positions} positions"
 
