@@ -102,6 +102,9 @@ def read_options(arguments: argparse.Namespace) -> Options:
     loads += [o.Load(rate=rate) for rate in sorted(set(arguments.rate or ()))]
     if not loads:
         loads = [o.Load(seats=8)] if sizes else [o.Load(seats=1), o.Load(seats=8)]
+    most = max((load.seats for load in loads if load.seats is not None), default=0)
+    if arguments.requests is not None and arguments.requests < most:
+        raise CommandError(f"--requests {arguments.requests} cannot fill --concurrency {most}")
     modes = arguments.mode or (["auto"] if sizes else list(MODES))
     default_workload = ["shared"] if sizes else ["mixed"]
     return o.Options(

@@ -119,8 +119,10 @@ def _tiles(results: Sequence[Object]) -> Html | None:
     names = list(dict.fromkeys(one["truedraft"]["variant"] for one in results))
     if not names:
         return None
-    shown = "auto" if "auto" in names else names[-1]
-    chosen = [one for one in results if one["truedraft"]["variant"] == shown]
+    sized = all(one["truedraft"]["block_size"] is not None for one in results)
+    mode = "auto" if "auto" in names else names[-1]
+    shown = "All block sizes" if sized else f"Mode {mode}"
+    chosen = [one for one in results if sized or one["truedraft"]["variant"] == mode]
     ours = [one["truedraft"] for one in chosen]
     compared = sum(one["truedraft"]["equivalence"]["compared"] for one in results)
     different = sum(one["truedraft"]["equivalence"]["different"] for one in results)
@@ -162,7 +164,7 @@ def _tiles(results: Sequence[Object]) -> Html | None:
         ),
     ]
     return join(
-        element("p", f"Mode {shown}, from the lowest to the highest cell:", class_="soft"),
+        element("p", f"{shown}, from the lowest to the highest cell:", class_="soft"),
         element(
             "div",
             *(

@@ -80,7 +80,8 @@ class Runner:
         self._warm_up(cell)
         if index == 0:
             left = self._left(index, 0, cost)
-            self._report(f"{len(self._cells)} cells, {self._size.rounds} rounds of {self._names()}: about {left}")
+            cells = f"{len(self._cells)} cell{'s' if len(self._cells) > 1 else ''}"
+            self._report(f"{cells}, {self._size.rounds} rounds of {self._names()}: about {left}")
         results = {variant.name: Results(cell, variant) for variant in self._variants}
         self.run_.results += results.values()
         for number in range(self._size.rounds):

@@ -39,6 +39,7 @@ def parsed(*words: str) -> argparse.Namespace:
         (["--rounds", "0"], "--rounds must be from 1 to 1,000, got 0"),
         (["--tokens", "1"], "--tokens must be from 2"),
         (["--concurrency", "0"], "--concurrency must be from 1"),
+        (["--concurrency", "2", "16", "--requests", "8"], "--requests 8 cannot fill --concurrency 16"),
         (["--rate", "nan"], "--rate must be from 0.001"),
         (["--temperature", "3"], "--temperature must be from 0 to 2, got 3"),
         (["--prompts", "f", "--workload", "chat"], "--prompts and --workload exclude each other"),
