@@ -168,6 +168,15 @@ def test_a_server_that_stands_still_makes_clients_wait_longer_and_longer() -> No
     assert first[-1] < later[-1] <= MAX_SECONDS
 
 
+def test_while_nobody_has_ended_a_round_is_thought_to_take_some_times_as_long_as_that() -> None:
+    clock, seats = Clock(), 8
+    comeback = ComeBack(seats, clock)
+    for second in range(6):
+        clock.now = float(second)
+        comeback.saw(1, 0)
+    assert [comeback.seconds() for _ in range(seats)][-1] > 3 * clock.now
+
+
 def test_a_queue_that_runs_empty_says_nothing_of_how_fast_it_could_move() -> None:
     waits = []
     for waiting in (0, 5):
