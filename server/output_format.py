@@ -141,10 +141,11 @@ _ONE = {
     "regex": {"type": "string", "minLength": 1},
     "grammar": {"type": "string", "minLength": 1},
 }
+_UNSET: dict[str, Any] = {**{name: {"type": "null"} for name in _ONE}, "json_object": {"enum": [False, None]}}
 _NAMED_SCHEMA = closed_object(
     {
         "name": {"type": "string", "minLength": 1, "maxLength": MAX_NAME},
-        "description": {"type": "string"},
+        "description": {"type": ["string", "null"]},
         "schema": _SCHEMA,
         "strict": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
     },
@@ -167,5 +168,5 @@ ResponseFormat = Annotated[
 StructuredOutputs = Annotated[
     OutputFormat,
     PlainValidator(check_structured_outputs),
-    WithJsonSchema({"anyOf": [closed_object({name: one}, (name,)) for name, one in _ONE.items()]}),
+    WithJsonSchema({"anyOf": [closed_object({**_UNSET, name: one}, (name,)) for name, one in _ONE.items()]}),
 ]

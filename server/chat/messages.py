@@ -176,7 +176,7 @@ def _schema(role: str) -> dict[str, Any]:
     if role == "assistant":
         members["content"] = {"anyOf": [*CONTENT_SCHEMA["anyOf"], {"type": "null"}]}
         members["reasoning_content"] = _NULLABLE
-        members["tool_calls"] = {"type": "array", "items": _CALL, "minItems": 1, "maxItems": MAX_CALLS}
+        members["tool_calls"] = {"type": ["array", "null"], "items": _CALL, "minItems": 1, "maxItems": MAX_CALLS}
         required = ["role"]
     return {"type": "object", "properties": members, "required": required}
 
@@ -185,10 +185,10 @@ _CALL = {
     "type": "object",
     "properties": {
         "id": {**_TEXT, "minLength": 1, "maxLength": MAX_NAME},
-        "type": {"const": "function"},
+        "type": {"enum": ["function", None]},
         "function": {
             "type": "object",
-            "properties": {"name": {**_TEXT, "minLength": 1, "maxLength": MAX_NAME}, "arguments": _TEXT},
+            "properties": {"name": {**_TEXT, "minLength": 1, "maxLength": MAX_NAME}, "arguments": _NULLABLE},
             "required": ["name"],
         },
     },

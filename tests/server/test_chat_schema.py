@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jsonschema
 import pytest
 
 from server.chat.messages import MAX_CALLS, MAX_MESSAGES, MAX_NAME
@@ -163,3 +164,36 @@ def test_messages_become_what_templates_are_written_for() -> None:
         {"role": "assistant", "content": "hi", "reasoning_content": "because"},
         {"role": "tool", "content": "", "tool_call_id": "c1", "name": "f"},
     )
+
+
+NULLS: list[dict[str, Any]] = [
+    {"messages": [{"role": "assistant", "content": "x", "name": None, "tool_calls": None, "reasoning_content": None}]},
+    {
+        "messages": [
+            {
+                "role": "assistant",
+                "tool_calls": [{"id": "a", "type": None, "function": {"name": "f", "arguments": None}}],
+            }
+        ]
+    },
+    {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "n", "description": None, "schema": {}, "strict": None},
+        }
+    },
+    {"structured_outputs": {"regex": "a", "json": None, "choice": None, "grammar": None, "json_object": False}},
+    {"structured_outputs": {"json_object": True, "regex": None}},
+    {
+        "tools": [
+            {"type": "function", "function": {"name": "f", "description": None, "parameters": None, "strict": None}}
+        ]
+    },
+]
+
+
+@pytest.mark.parametrize("fields", NULLS, ids=str)
+def test_the_description_allows_the_nulls_that_are_taken(fields: dict[str, Any]) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}
+    parse_chat(body)
+    jsonschema.Draft202012Validator(ChatRequest.model_json_schema()).validate(body)
