@@ -27,7 +27,7 @@ from bench.offline import OfflineConfig, OfflineEngine
 from kvcache.storage import KVStorage, PlaneSpec
 from model.attention import AttentionTile, paged_attention, tile_sequences
 from model.batch import PackedBatch
-from model.generic import BASE_TILE, plan_tiles
+from model.generic import TILE_CLASSES, plan_tiles
 from model.interface import ForwardOutput, ModelInfo
 from model.kernels import Kernels
 from specdec.drafters.base import DraftRequest
@@ -98,14 +98,14 @@ class Torch:
 
     def run(self, memory: Memory, batch: PackedBatch, tags: Tensor, window: int | None) -> list[np.ndarray]:
         found: list[np.ndarray] = []
-        for first, count, size in plan_tiles(batch.num_rows, (BASE_TILE,)):
+        for first, count, size in plan_tiles(batch.num_rows, TILE_CLASSES):
             rows = slice(first, first + count)
             slots, own = batch.slot_mapping[rows], tags[rows]
             memory.keys.index_copy_(0, slots, _heads(position_bits(own[:, 1]), self.dtype))
             memory.values.index_copy_(0, slots, _heads(limbs(own), self.dtype))
             memory.tags.index_copy_(0, slots, own)
             tile = AttentionTile(
-                size, tile_sequences(batch, first, first + count), batch.block_size, torch.device("cpu")
+                size, tile_sequences(batch, first, first + count), batch.block_size, torch.device("cpu"), TILE_CLASSES
             )
 
             def attend(query: Tensor, tile: AttentionTile = tile, rows: slice = rows, size: int = size) -> Tensor:
@@ -116,14 +116,21 @@ class Torch:
                 ]
 
             decoded = decode(attend, batch.positions[rows], window, self.dtype)
-            integers = [
-                torch.cat([memory.tags[item.slots][~item.hidden[0, row, 0]] for item in tile.items(window)]).numpy()
-                for row in range(count)
-            ]
+            integers = [_indexed(memory.tags, tile, window, row) for row in range(count)]
             for by_output, by_index in zip(decoded, integers, strict=True):
                 np.testing.assert_array_equal(by_output, by_index)
             found += integers
         return found
+
+
+def _indexed(tags: Tensor, tile: AttentionTile, window: int | None, row: int) -> np.ndarray:
+    """The tags in the slots that the attention of ``row`` sees."""
+    (part,) = [p for p in tile.parts(window) if p.first + p.own.start <= row < p.first + p.own.stop]
+    seen = [
+        tags[chunk.slots] if chunk.hidden is None else tags[chunk.slots][~chunk.hidden[0, row - part.first, 0]]
+        for chunk in part.chunks
+    ]
+    return torch.cat(seen).numpy()
 
 
 class Compiled:
