@@ -259,7 +259,7 @@ class Scheduler:
         If the plan holds audits, ask ``without_audits`` first: nobody live ends for one.
         """
         live = live_items(plan)
-        changed = mark(live) != self._before_step  # before the step ends and who was aborted meanwhile gives blocks back
+        changed = mark(live) != self._before_step  # while who was aborted still has blocks
         self._end_step(plan)
         if self._audits is not None and len(live) < len(plan.items):
             self._audits.fail(plan.items)

@@ -269,8 +269,8 @@ class Settings(BaseSettings):
     )
     speculation_trace: bool = Field(
         True,
-        description="Answer `speculation.trace`, which shows the drafts of a request. They may be other people's outputs, "
-        "unless each has a key or a `cache_salt`; off: 400.",
+        description="Answer `speculation.trace`, which shows the drafts of a request. They may be other people's "
+        "outputs, unless each has a key or a `cache_salt`; off: 400.",
     )
     rate_limit_requests: int | None = Field(
         None,

@@ -46,8 +46,8 @@ MEMORY = Group(
             query="# shares of the allocated slots over time\n"
             "sum by (state) (rate(truedraft_kv_slot_steps_total[5m]))\n"
             "  / ignoring (state) group_left () sum(rate(truedraft_kv_slot_steps_total[5m]))",
-            worry="Never by itself. `last_block` is what a smaller `--block-size` saves; `draft` is what shorter drafts "
-            "save (`--num-speculative-tokens`); `reserved` goes away as prompts are computed.",
+            worry="Never by itself. `last_block` is what a smaller `--block-size` saves; `draft` is what shorter "
+            "drafts save (`--num-speculative-tokens`); `reserved` goes away as prompts are computed.",
             labels=(KV_SLOT_STATE,),
             more="`used`: it holds keys and values. `last_block`: empty, in a block that is partly filled. `reserved`: "
             "in an empty block for tokens that are known and not computed yet. `draft`: in a block that only drafts "
