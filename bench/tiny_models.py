@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from model.errors import ModelError
+from model.int8 import Quantize
 from model.kernels import KernelsChoice, get_kernels
 from model.loader import DTypeName, load_model
 from specdec.probe import measured_exactness
@@ -184,6 +185,7 @@ def measure_family(
     *,
     num_threads: int | None = None,
     budget: int = 512,
+    quantize: Quantize = "none",
     **changes: Any,
 ) -> FamilyLevel:
     """Save ``family`` in a temporary folder, load it and say what it reached with batches of up to ``budget`` rows.
@@ -199,6 +201,7 @@ def measure_family(
                 num_threads=num_threads,
                 max_batched_tokens=budget,
                 home=Path(name),
+                quantize=quantize,
             )
         except ModelError as error:
             return FamilyLevel(family, dtype, kernels, "", "refused", "", str(error))
@@ -239,6 +242,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", nargs="?", type=Path, help="where to save it")
     parser.add_argument("--dtype", choices=tuple(_DTYPES), default="bfloat16", help="of the weights")
     parser.add_argument("--levels", action="store_true", help="measure all families and print a table")
+    parser.add_argument("--quantize", choices=get_args(Quantize), default="none", help="with --levels: as for serve")
     parser.add_argument("--threads", type=int, default=None, help="with --levels: threads of the forward")
     arguments = parser.parse_args(argv)
     if arguments.levels:
@@ -246,7 +250,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for family in FAMILIES:
             for kernels in get_args(KernelsChoice):
                 for dtype in _DTYPES:
-                    rows.append(measure_family(family, dtype, kernels, num_threads=arguments.threads))
+                    options = {"num_threads": arguments.threads, "quantize": arguments.quantize}
+                    rows.append(measure_family(family, dtype, kernels, **options))
                     print(f"{family} {dtype} {kernels}: {rows[-1].level}", file=sys.stderr, flush=True)
         print(levels_markdown(rows), end="")
         return 0

@@ -20,6 +20,7 @@ from model.fused_cpu import CpuStack
 from model.fused_spec import FusedSpec, UnsupportedModel, supports, unsupported_reason
 from model.fused_torch import TorchStack
 from model.fused_weights import collect_weights
+from model.int8 import Quantize
 from model.interface import ForwardOutput, ModelInfo, ReducedHead
 from model.kernels import KernelsChoice, find_kernels
 
@@ -78,11 +79,13 @@ class FusedExecutor:
         num_threads: int | None = None,
         kernels: KernelsChoice | None = None,
         plane_prefix: str = TARGET_PLANES,
+        quantize: Quantize = "none",
     ) -> FusedExecutor:
         """Build from a state dict (or a Hugging Face model) and its config.
 
         The dtype is the embedding's. ``num_threads`` None follows torch's thread count. ``kernels`` "torch" takes the
         torch path even where the compiled kernels could run. The compiled path keeps only the embedding of ``source``.
+        ``quantize`` "int8" makes all products int8 (model.int8), the head's included.
         Raises UnsupportedModel for the config and ModelError for the weights.
         """
         spec = FusedSpec.from_config(config)
@@ -92,11 +95,12 @@ class FusedExecutor:
         if torch.device(device).type == "cpu" and weights.dtype in (torch.bfloat16, torch.float32):
             found, reason = find_kernels(kernels)
             if found is not None:
-                stack = CpuStack(spec, weights, found, num_threads=num_threads)
+                stack = CpuStack(spec, weights, found, num_threads=num_threads, quantize=quantize)
             else:
                 _log.info("no compiled kernels (%s): the fused executor runs on torch", reason)
         if stack is None:
-            return TiledFusedExecutor(spec, TorchStack(spec, weights, device=device), info, plane_prefix=plane_prefix)
+            tiled = TorchStack(spec, weights, device=device, quantize=quantize)
+            return TiledFusedExecutor(spec, tiled, info, plane_prefix=plane_prefix)
         return cls(spec, stack, info, plane_prefix=plane_prefix)
 
     @property
@@ -116,6 +120,12 @@ class FusedExecutor:
             for layer in range(self.spec.num_layers)
             for part in "kv"
         )
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the products, the head's included: what a forward of one row has to read."""
+        size = 2 if self._info.dtype == "bfloat16" else 4
+        return self.spec.num_weights * (1 if self._info.quantization == "int8" else size)
 
     def bind(self, storage: KVStorage) -> None:
         planes = []

@@ -9,19 +9,25 @@ from model.batch import PackedBatch
 from model.fused_rope import RopeTable
 from model.fused_spec import FusedSpec
 from model.fused_weights import DecoderWeights, LayerWeights
+from model.int8 import Int8Weight, Quantize, quantize_weight
 from model.interface import ReducedHead
-from model.kernels import Kernels
+from model.kernels import INSTRUCTION_SET, Kernels
 from model.kernels.ops import LAYER_TENSORS, PackedWeight, block_tensors, gated_columns, packed_elements
 
 
 class CpuStack:
-    """Packs the weights once; ``num_threads`` None follows torch's thread count."""
+    """Packs the weights once, with ``quantize`` "int8" as int8; ``num_threads`` None follows torch's thread count."""
 
-    name = "cpu-avx512bf16"
     mask_seconds = 0.0  # a row's position says what it may see: there is no mask
 
     def __init__(
-        self, spec: FusedSpec, weights: DecoderWeights, kernels: Kernels, *, num_threads: int | None = None
+        self,
+        spec: FusedSpec,
+        weights: DecoderWeights,
+        kernels: Kernels,
+        *,
+        num_threads: int | None = None,
+        quantize: Quantize = "none",
     ) -> None:
         self._spec = spec
         self._kernels = kernels
@@ -29,11 +35,16 @@ class CpuStack:
         self._rope = RopeTable(spec)
         self._embedding = weights.embedding.contiguous()
         self._final_norm = weights.final_norm.float().contiguous()
-        self._arena = _Arena(kernels, spec, weights.dtype)
+        self._int8 = quantize == "int8"
+        self._arena = _Arena(kernels, spec, torch.int8 if self._int8 else weights.dtype)
         self._layers: list[Tensor] = []
-        for layer in weights.layers:
-            self._layers += self._layer_tensors(layer)
-        self._head = self._pack(weights.head)
+        for i, layer in enumerate(weights.layers):
+            self._layers += self._layer_tensors(layer, f"layer {i}")
+        self._head = self._pack(weights.head, None, "the head")
+
+    @property
+    def name(self) -> str:
+        return f"cpu-{INSTRUCTION_SET}{'-int8' if self._int8 else ''}"
 
     def run(
         self,
@@ -60,7 +71,7 @@ class CpuStack:
             self._embedding,
             self._layers[: depth * LAYER_TENSORS],
             self._final_norm,
-            weight.data,
+            weight.tensors,
             cosine,
             sine,
             planes[: 2 * depth],
@@ -79,34 +90,27 @@ class CpuStack:
         """Of ``token_ids`` ``[n]`` alone."""
         return self._kernels.select(self._head, token_ids)
 
-    def _layer_tensors(self, layer: LayerWeights) -> list[Tensor]:
+    def _layer_tensors(self, layer: LayerWeights, name: str) -> list[Tensor]:
         """In the order in which decoder_stack reads them."""
-        qkv = self._pack(torch.cat([layer.q, layer.k, layer.v]), _cat(layer.q_bias, layer.k_bias, layer.v_bias))
-        out = self._pack(layer.out, layer.out_bias)
+        qkv_bias = _cat(layer.q_bias, layer.k_bias, layer.v_bias)
+        qkv = self._pack(torch.cat([layer.q, layer.k, layer.v]), qkv_bias, f"q, k or v_proj of {name}")
+        out = self._pack(layer.out, layer.out_bias, f"o_proj of {name}")
         m, k = layer.gate.shape
         gate_up = self._kernels.pack_gated(
-            layer.gate, layer.up, layer.gate_bias, layer.up_bias, out=self._arena.take(gated_columns(m), k)
+            self._quantized(torch.cat([layer.gate, layer.up]), f"gate or up_proj of {name}"),
+            _cat(layer.gate_bias, layer.up_bias),
+            out=self._arena.take(gated_columns(m), k),
         )
-        down = self._pack(layer.down, layer.down_bias)
-        return block_tensors(
-            [
-                _floats(layer.attention_norm),
-                qkv.data,
-                qkv.bias,
-                _floats(layer.q_norm),
-                _floats(layer.k_norm),
-                out.data,
-                out.bias,
-                _floats(layer.mlp_norm),
-                gate_up.data,
-                gate_up.bias,
-                down.data,
-                down.bias,
-            ]
-        )
+        down = self._pack(layer.down, layer.down_bias, f"down_proj of {name}")
+        norms = (layer.attention_norm, layer.q_norm, layer.k_norm, layer.mlp_norm)
+        products = [tensor for weight in (qkv, out, gate_up, down) for tensor in weight.tensors]
+        return [*products, *block_tensors([_floats(norm) for norm in norms])]
 
-    def _pack(self, weight: Tensor, bias: Tensor | None = None) -> PackedWeight:
-        return self._kernels.pack(weight, bias, out=self._arena.take(*weight.shape))
+    def _pack(self, weight: Tensor, bias: Tensor | None, name: str) -> PackedWeight:
+        return self._kernels.pack(self._quantized(weight, name), bias, out=self._arena.take(*weight.shape))
+
+    def _quantized(self, weight: Tensor, name: str) -> Tensor | Int8Weight:
+        return quantize_weight(weight, name) if self._int8 else weight
 
 
 class _Arena:

@@ -53,6 +53,13 @@ class FusedSpec:
     def scale(self) -> float:
         return float(self.head_dim**-0.5)
 
+    @property
+    def num_weights(self) -> int:
+        """Elements of all products' weights, the head's included."""
+        q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        layer = self.hidden_size * (2 * q + 2 * kv + 3 * self.intermediate_size)
+        return self.num_layers * layer + self.vocab_size * self.hidden_size
+
     @classmethod
     def from_config(cls, config: Any) -> FusedSpec:
         """Raises UnsupportedModel for anything that this description does not cover."""

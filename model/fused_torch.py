@@ -7,6 +7,9 @@ is float32, like that of the compiled kernels.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -16,29 +19,48 @@ from model.fused_rope import RopeTable
 from model.fused_spec import FusedSpec
 from model.fused_weights import DecoderWeights, LayerWeights
 from model.generic import BASE_TILE, plan_tiles
+from model.int8 import Int8Linear, Quantize, quantize_rows, quantize_weight
 from model.interface import ReducedHead
 from model.linear_weight import LinearWeight
-from model.wide_head import HeadColumns, HeadSlice, float_logits, head_slices, num_columns, select_columns
+from model.wide_head import HeadColumns, head_slices, select_columns
+
+_KEPT_WIDE_BYTES = 1 << 30  # int8 weights that take no more in float32 are kept so, others are widened at each use
+
+Linear = Callable[[Any], Tensor]  # of rows in the form of TorchStack._prepare
+MakeLinear = Callable[[Tensor, Tensor | None, str], Linear]  # of a weight, its bias and its name
 
 
 class TorchStack:
-    """Keeps ``weights``, moved to ``device``. ``tile_classes`` may be set as in model.generic."""
+    """Keeps ``weights``, moved to ``device``; with ``quantize`` "int8" all products are int8 and the embedding stays.
+    ``tile_classes`` may be set as in model.generic."""
 
-    def __init__(self, spec: FusedSpec, weights: DecoderWeights, *, device: str = "cpu") -> None:
+    def __init__(
+        self, spec: FusedSpec, weights: DecoderWeights, *, device: str = "cpu", quantize: Quantize = "none"
+    ) -> None:
         self.tile_classes: tuple[int, ...] = (BASE_TILE,)
         self.mask_seconds = 0.0
         self._spec = spec
         self._device = torch.device(device)
         self._rope = RopeTable(spec, self._device)
         self._embedding = weights.embedding.to(self._device)
-        self._layers = [_Layer(layer, self._device) for layer in weights.layers]
+        self._int8 = quantize == "int8"
+        # Rows as the products take them.
+        self._prepare: Callable[[Tensor], Any] = quantize_rows if self._int8 else self._narrow
+        linear = self._int8_linear if self._int8 else self._linear
+        self._keep_wide = 4 * spec.num_weights <= _KEPT_WIDE_BYTES
+        self._layers = [_Layer(layer, self._device, f"layer {i}", linear) for i, layer in enumerate(weights.layers)]
         self._final_norm = weights.final_norm.to(self._device).float()
-        self._head = weights.head.to(self._device)
-        self._head_slices = head_slices(self._head)
+        self._head_weight = weights.head.to(self._device)
+        self._head: HeadColumns | Int8Linear = (
+            self._int8_linear(self._head_weight, None, "the head")
+            if self._int8
+            else HeadColumns(spec.vocab_size, head_slices(self._head_weight), None)
+        )
 
     @property
     def name(self) -> str:
-        return "torch" if self._device.type == "cpu" else f"torch-{self._device.type}"
+        device = "" if self._device.type == "cpu" else f"-{self._device.type}"
+        return f"torch{device}{'-int8' if self._int8 else ''}"
 
     def run(
         self,
@@ -49,7 +71,7 @@ class TorchStack:
         num_layers: int | None = None,
         head: ReducedHead | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        slices: list[HeadSlice] = self._head_slices if head is None else head.weight.slices
+        columns: HeadColumns | Int8Linear = self._head if head is None else head.weight
         decoder = self._layers[:num_layers]
         self.mask_seconds = 0.0
         logits: list[Tensor] = []
@@ -63,13 +85,17 @@ class TorchStack:
                 part = wanted[first_wanted : first_wanted + part_count]
                 picked = torch.zeros(part_size, dtype=torch.int64)
                 picked[: len(part)] = part
-                final = _norm(rows[picked.to(self._device)], self._final_norm, self._spec.eps).to(self._embedding.dtype)
-                hidden.append(final[: len(part)])
+                final = _norm(rows[picked.to(self._device)], self._final_norm, self._spec.eps)
+                hidden.append(self._narrow(final[: len(part)]))
                 # Float32 from float32 products: rounding logits to bfloat16 makes exact ties common.
-                logits.append(float_logits(final.float(), slices, len(part))[: len(part)].cpu())
+                if isinstance(columns, HeadColumns):
+                    found = columns.on_torch(self._narrow(final), len(part))
+                else:
+                    found = columns(quantize_rows(final))
+                logits.append(found[: len(part)].cpu())
             if capture:
                 layers.append(torch.stack(outputs)[:, : last - first].cpu())
-        none = torch.empty((0, num_columns(slices)), dtype=torch.float32)
+        none = torch.empty((0, columns.count), dtype=torch.float32)
         no_hidden = torch.empty((0, self._spec.hidden_size), dtype=self._embedding.dtype)
         return (
             (logits[0] if len(logits) == 1 else torch.cat(logits)) if logits else none,
@@ -77,9 +103,21 @@ class TorchStack:
             torch.cat(layers, dim=1) if capture else None,
         )
 
-    def reduced_head(self, token_ids: Tensor) -> HeadColumns:
+    def reduced_head(self, token_ids: Tensor) -> HeadColumns | Int8Linear:
         """Of ``token_ids`` ``[n]`` alone."""
-        return select_columns(self._head, None, token_ids)
+        if isinstance(self._head, Int8Linear):
+            return self._head.select(token_ids)
+        return select_columns(self._head_weight, None, token_ids)
+
+    def _narrow(self, x: Tensor) -> Tensor:
+        return x.to(self._embedding.dtype)
+
+    def _linear(self, weight: Tensor, bias: Tensor | None, name: str) -> LinearWeight:
+        return LinearWeight(weight.to(self._device), None if bias is None else bias.to(self._device))
+
+    def _int8_linear(self, weight: Tensor, bias: Tensor | None, name: str) -> Int8Linear:
+        bias = None if bias is None else bias.to(self._device)
+        return Int8Linear(quantize_weight(weight.to(self._device), name), bias, keep_wide=self._keep_wide)
 
     def _run_tile(
         self, batch: PackedBatch, first: int, last: int, size: int, layers: list[_Layer], planes: list[Tensor]
@@ -101,19 +139,18 @@ class TorchStack:
         outputs = []
         for i, layer in enumerate(layers):
             k_plane, v_plane = planes[2 * i], planes[2 * i + 1]
-            normed = _norm(x, layer.attention_norm, spec.eps).to(self._embedding.dtype)
+            normed = self._prepare(_norm(x, layer.attention_norm, spec.eps))
             q = self._heads(layer.q(normed), layer.q_norm)
             k = self._heads(layer.k(normed), layer.k_norm)
-            v = layer.v(normed).view(size, spec.num_kv_heads, spec.head_dim)
-            q, k = _rotate(q, cosine, sine).to(normed.dtype), _rotate(k, cosine, sine).to(normed.dtype)
+            v = self._narrow(layer.v(normed)).view(size, spec.num_kv_heads, spec.head_dim)
+            q, k = self._narrow(_rotate(q, cosine, sine)), self._narrow(_rotate(k, cosine, sine))
             k_plane.index_copy_(0, slots, k[:count])
             v_plane.index_copy_(0, slots, v[:count])
             attended = paged_attention(q, k_plane, v_plane, tile, scaling=spec.scale, window=spec.windows[i] or None)
-            x = x + layer.out(attended.reshape(size, -1)).float()
-            normed = _norm(x, layer.mlp_norm, spec.eps).to(self._embedding.dtype)
-            gate = _silu(layer.gate(normed).float())
-            gated = (gate * layer.up(normed).float()).to(normed.dtype)
-            x = x + layer.down(gated).float()
+            x = x + layer.out(self._prepare(attended.reshape(size, -1))).float()
+            normed = self._prepare(_norm(x, layer.mlp_norm, spec.eps))
+            gated = _silu(layer.gate(normed).float()) * layer.up(normed).float()
+            x = x + layer.down(self._prepare(gated)).float()
             outputs.append(x)
         self.mask_seconds += tile.mask_seconds
         return x, outputs
@@ -126,21 +163,18 @@ class TorchStack:
 class _Layer:
     """One layer's weights on the device; norms in float32."""
 
-    def __init__(self, layer: LayerWeights, device: torch.device) -> None:
-        def linear(weight: Tensor, bias: Tensor | None) -> LinearWeight:
-            return LinearWeight(weight.to(device), None if bias is None else bias.to(device))
-
+    def __init__(self, layer: LayerWeights, device: torch.device, name: str, linear: MakeLinear) -> None:
         self.attention_norm = layer.attention_norm.to(device).float()
         self.mlp_norm = layer.mlp_norm.to(device).float()
         self.q_norm = None if layer.q_norm is None else layer.q_norm.to(device).float()
         self.k_norm = None if layer.k_norm is None else layer.k_norm.to(device).float()
-        self.q = linear(layer.q, layer.q_bias)
-        self.k = linear(layer.k, layer.k_bias)
-        self.v = linear(layer.v, layer.v_bias)
-        self.out = linear(layer.out, layer.out_bias)
-        self.gate = linear(layer.gate, layer.gate_bias)
-        self.up = linear(layer.up, layer.up_bias)
-        self.down = linear(layer.down, layer.down_bias)
+        self.q = linear(layer.q, layer.q_bias, f"q_proj of {name}")
+        self.k = linear(layer.k, layer.k_bias, f"k_proj of {name}")
+        self.v = linear(layer.v, layer.v_bias, f"v_proj of {name}")
+        self.out = linear(layer.out, layer.out_bias, f"o_proj of {name}")
+        self.gate = linear(layer.gate, layer.gate_bias, f"gate_proj of {name}")
+        self.up = linear(layer.up, layer.up_bias, f"up_proj of {name}")
+        self.down = linear(layer.down, layer.down_bias, f"down_proj of {name}")
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

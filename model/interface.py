@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kvcache.storage import KVStorage, PlaneSpec
 from model.batch import PackedBatch
+from model.int8 import Quantize
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class ModelInfo:
     max_model_len: int  # positions
     eos_token_ids: tuple[int, ...]  # generation_config's and the tokenizer's stop ids
     weights_hash: str  # hex SHA-256 over names, shapes and bytes of the weights
+    quantization: Quantize = "none"  # of the products' weights (model.int8); ``dtype`` is that of all else
 
     @property
     def num_token_ids(self) -> int:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from kvcache.storage import TARGET_PLANES
@@ -18,6 +20,7 @@ from model.environment import environment
 from model.errors import ModelError
 from model.exactness import ExactnessReport
 from model.gate import (
+    QUANTIZED_TOLERANCE,
     TOLERANCE,
     check_behaviour,
     check_config,
@@ -27,6 +30,7 @@ from model.gate import (
     short_sequences,
 )
 from model.generic import GenericExecutor
+from model.int8 import Quantize
 from model.interface import Executor, ModelInfo, TiledExecutor
 from model.kernels.build import INSTRUCTION_SET
 from model.kernels.load import KernelsChoice, chosen_kernels, get_kernels, kernels_identity
@@ -87,6 +91,7 @@ def load_model(
     name: str | None = None,
     home: Path | None = None,
     plane_prefix: str = TARGET_PLANES,
+    quantize: Quantize = "none",
 ) -> LoadedModel:
     """Load the checkpoint folder ``path`` (safetensors, config.json, tokenizer files), check it and measure it.
 
@@ -95,13 +100,16 @@ def load_model(
     as on a machine that cannot build or run them; its sampler must do the same (``LoadedModel.kernels``);
     None leaves it to the environment variable TRUEDRAFT_KERNELS. ``num_threads`` sets the process's torch threads.
     ``max_batched_tokens`` is the largest batch that the exactness probe covers. Results of the checks are kept under
-    ``home`` (default: TRUEDRAFT_HOME). ``plane_prefix`` begins the names of its KV planes. Raises ModelError, one line,
-    for whatever cannot be served.
+    ``home`` (default: TRUEDRAFT_HOME). ``plane_prefix`` begins the names of its KV planes. ``quantize`` "int8" makes
+    the weights of all products int8 (model.int8): another model, with a fingerprint of its own. Raises ModelError, one
+    line, for whatever cannot be served.
     """
     if executor not in ("auto", "fused", "generic"):
         raise ModelError(f"executor must be auto, fused or generic, got {executor!r}")
     if kernels not in (None, "auto", "torch"):
         raise ModelError(f"kernels must be auto or torch, got {kernels!r}")
+    if quantize not in ("none", "int8"):
+        raise ModelError(f"quantize must be none or int8, got {quantize!r}")
     _check_device(device)
     if num_threads is not None:
         torch.set_num_threads(num_threads)
@@ -115,6 +123,7 @@ def load_model(
             name or path.name,
             home or default_home(),
             plane_prefix,
+            quantize,
         )
         return loading.run(executor)
 
@@ -132,10 +141,11 @@ class _Loading:
         name: str,
         home: Path,
         plane_prefix: str,
+        quantize: Quantize,
     ) -> None:
         register()
         self.path, self.device, self.kernels, self.budget, self.name = path, device, kernels, budget, name
-        self.plane_prefix = plane_prefix
+        self.plane_prefix, self.quantize = plane_prefix, quantize
         self.cache = ChecksCache(home / "checks")
         self.config = _read_config(path)
         check_config(self.config)
@@ -148,10 +158,13 @@ class _Loading:
             "weights": self.weights_hash,
             "config": digest((path / "config.json").read_text()),
             "dtype": self.dtype,
+            "quantize": quantize,
         }
 
     def run(self, wanted: str) -> LoadedModel:
         executor: Executor | None = None
+        if wanted == "generic" and self.quantize != "none":
+            raise self._unquantizable("executor is generic")
         if wanted in ("auto", "fused"):
             executor = self._fused(required=wanted == "fused")
         if executor is None:
@@ -166,20 +179,23 @@ class _Loading:
             self.cache.put_report(key, report)
         elif isinstance(executor, TiledExecutor):
             executor.tile_classes = report.tile_classes
-        _log.info("%s: %s, %s", self.name, executor.kind, report.line)
+        quantized = "" if self.quantize == "none" else f", {self.quantize} weights"
+        _log.info("%s: %s%s, %s", self.name, executor.kind, quantized, report.line)
         return LoadedModel(executor, executor.info, report, fingerprint, self.tokenizer, self.kernels)
 
     def _fused(self, *, required: bool) -> Executor | None:
         """The fused executor if it supports the model and agrees with the generic one; else None, or ModelError."""
-        from model.fused import FusedExecutor, supports
+        from model.fused import FusedExecutor, unsupported_reason
 
         try:
-            supported = supports(self.config)
+            unsupported = unsupported_reason(self.config)
         except Exception as error:  # whatever transformers' own modules raise about the config's fields
             raise ModelError(f"{self.path}/config.json cannot be used: {reason_of(error)}") from error
-        if not supported:
+        if unsupported is not None:
             if required:
                 raise ModelError(f"model type {self.config.model_type!r} is not supported by the fused executor")
+            if self.quantize != "none":
+                raise self._unquantizable(f"that does not take it: {unsupported}")
             return None
         state = {key: value.to(_DTYPES[self.dtype]) for key, value in read_state(self.files).items()}
         embeddings = state.get("model.embed_tokens.weight")
@@ -187,42 +203,64 @@ class _Loading:
             raise ModelError(f"{self.path} holds no model.embed_tokens.weight")
         head = state.get("lm_head.weight", embeddings)
         info = self._info(int(head.shape[0]), int(embeddings.shape[0]))
-        try:
-            fused = FusedExecutor.from_hf(
-                state,
-                self.config,
-                info=info,
-                device=self.device,
-                kernels=self.kernels,
-                plane_prefix=self.plane_prefix,
-            )
-        except ModelError as error:
-            raise ModelError(f"{self.path} cannot be loaded: {error}") from error
-        del state, embeddings, head
-        difference = self._difference_from_generic(fused)
-        if difference <= TOLERANCE[self.dtype]:
+
+        def build(quantize: Quantize) -> Executor:
+            try:
+                return FusedExecutor.from_hf(
+                    state,
+                    self.config,
+                    info=info,
+                    device=self.device,
+                    kernels=self.kernels,
+                    plane_prefix=self.plane_prefix,
+                    quantize=quantize,
+                )
+            except ModelError as error:
+                raise ModelError(f"{self.path} cannot be loaded: {error}") from error
+
+        fused = build(self.quantize)
+        if self.quantize == "none":
+            state.clear()  # what is left of it is the executor's
+        del embeddings, head
+        reason = self._disagreement(fused, lambda: build("none"))
+        if reason is None:
             return fused
-        reason = (
-            f"the fused executor ({fused.kind}) differs from the generic one by {difference:.2g} of the logits' norm "
-            f"({TOLERANCE[self.dtype]:.2g} allowed)"
-        )
         if required:
             raise ModelError(reason)
+        if self.quantize != "none":
+            raise self._unquantizable(reason)
         _log.warning("%s: %s; the generic executor serves it", self.name, reason)
         return None
 
-    def _difference_from_generic(self, fused: Executor) -> float:
+    def _unquantizable(self, reason: str) -> ModelError:
+        return ModelError(
+            f"{self.name} cannot be served with quantize {self.quantize}, which only the fused executor can: {reason}"
+        )
+
+    def _disagreement(self, fused: Executor, plain: Callable[[], Executor]) -> str | None:
+        """How far the fused executor is from the generic one, if that is too far. With quantised weights the same
+        executor in its own precision, ``plain``, is held to the tolerance, and the quantised one to a wider one."""
         key = digest(["fused against generic", self.depends_on, _identity(fused)])
         found = self.cache.get(key)
-        if isinstance(found, float):
-            return found
-        sequences = short_sequences(fused, fused.info.max_model_len)
-        # Without the kernels, so that a fault in them cannot hide on both sides.
-        expected = packed_logits(self._generic(with_kernels=False), sequences)
-        got = packed_logits(fused, sequences)
-        difference = max(relative_difference(a, b, self.dtype) for a, b in zip(got, expected, strict=True))
-        self.cache.put(key, difference)
-        return difference
+        if not (isinstance(found, list) and all(isinstance(difference, float) for difference in found)):
+            sequences = short_sequences(fused, fused.info.max_model_len)
+            # Without the kernels, so that a fault in them cannot hide on both sides.
+            expected = packed_logits(self._generic(with_kernels=False), sequences)
+            found = [self._difference(fused if self.quantize == "none" else plain(), sequences, expected, self.dtype)]
+            if self.quantize != "none":
+                found.append(self._difference(fused, sequences, expected, "bfloat16"))
+            self.cache.put(key, found)
+        for difference, allowed in zip(found, (TOLERANCE[self.dtype], QUANTIZED_TOLERANCE), strict=False):
+            if not difference <= allowed:
+                return (
+                    f"the fused executor ({fused.kind}) differs from the generic one by {difference:.2g} of the "
+                    f"logits' norm ({allowed:.2g} allowed)"
+                )
+        return None
+
+    def _difference(self, executor: Executor, sequences: list[list[int]], expected: list[Tensor], rule: str) -> float:
+        got = packed_logits(executor, sequences)
+        return max(relative_difference(a, b, rule) for a, b in zip(got, expected, strict=True))
 
     def _generic(self, *, with_kernels: bool = True) -> GenericExecutor:
         model = self._hf_model()
@@ -290,6 +328,7 @@ class _Loading:
             max_model_len=context_length(self.config),
             eos_token_ids=_stop_ids(self.path, self.config, self.tokenizer),
             weights_hash=self.weights_hash,
+            quantization=self.quantize,
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvcache.storage import TARGET_PLANES
+from model.int8 import Quantize
 from model.kernels.load import KernelsChoice, find_kernels
 from model.loader import DTypeName, ExecutorName, LoadedModel, load_model
 from model.source import resolve_model
@@ -22,6 +23,7 @@ def open_model(
     num_threads: int | None,
     max_batched_tokens: int = 512,
     plane_prefix: str = TARGET_PLANES,
+    quantize: Quantize = "none",
 ) -> tuple[LoadedModel, Path]:
     """Find or fetch ``model``, build the kernels if this is the first time, load; returns it and its folder.
 
@@ -42,5 +44,6 @@ def open_model(
         max_batched_tokens=max_batched_tokens,
         name=source.name,
         plane_prefix=plane_prefix,
+        quantize=quantize,
     )
     return loaded, folder

@@ -118,6 +118,8 @@ class RecordedProducts(TorchDispatchMode):
         self.pointwise.setdefault(name, (call, x.dtype, set()))[2].add(x.numel())
 
     def _note(self, name: str, inputs: Tensor, weight: Tensor, has_bias: bool) -> None:
+        if _rounds_nowhere(inputs, weight):
+            return
         product = Product(name, inputs.dtype, inputs.device, Layout.of(weight), has_bias)
         self.found.setdefault(product, {})[_rows(product, inputs.shape)] = Layout.of(inputs)
 
@@ -128,6 +130,15 @@ class RecordedProducts(TorchDispatchMode):
         for name, (call, dtype, counts) in (*self.pointwise.items(), *other.pointwise.items()):
             both.pointwise.setdefault(name, (call, dtype, set()))[2].update(counts)
         return both
+
+
+def _rounds_nowhere(inputs: Tensor, weight: Tensor) -> bool:
+    """Whole numbers whose sums of products float32 holds exactly, as those of int8 products: no order can show."""
+    operands = (inputs, weight)
+    if any(one.dtype != torch.float32 or one.layout != torch.strided or not one.numel() for one in operands):
+        return False
+    largest = inputs.shape[-1] * math.prod(float(one.abs().max()) for one in operands)
+    return largest < 2**24 and all(torch.equal(one, one.round()) for one in operands)
 
 
 def _rows(product: Product, shape: Iterable[int]) -> int:

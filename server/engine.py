@@ -99,6 +99,7 @@ def load(settings: Settings, report: Report) -> tuple[LoadedModel, Path]:
         kernels=settings.kernels,
         num_threads=settings.num_threads,
         max_batched_tokens=settings.max_num_batched_tokens,
+        quantize=settings.quantize,
     )
 
 

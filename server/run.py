@@ -194,9 +194,11 @@ class _Runner:
     def _announce(self) -> None:
         info, facts = self._service.info, self._service.facts
         host, port = self._sock.getsockname()[:2]
+        quantization = info["model"]["quantization"]
+        dtype = info["model"]["dtype"] + ("" if quantization == "none" else f" with {quantization} weights")
         shown = f"[{host}]" if ":" in host else host
         self._report(
-            f"serving {facts.names[0]} ({info['model']['dtype']}, {info['model']['device']}, {info['executor']}), "
+            f"serving {facts.names[0]} ({dtype}, {info['model']['device']}, {info['executor']}), "
             f"{info['exactness']['summary']}, {info['kv_cache']['num_blocks']} KV blocks of "
             f"{info['kv_cache']['block_size']} tokens, up to {facts.num_speculative_tokens} drafts a step, "
             f"on {'https' if uses_tls(self._service.settings) else 'http'}://{shown}:{port}"

@@ -63,6 +63,11 @@ class Settings(BaseSettings):
     dtype: Literal["auto", "bfloat16", "float32"] = Field(
         "auto", description="Type of weights and KV cache. `auto`: the checkpoint's where it is supported."
     )
+    quantize: Literal["none", "int8"] = Field(
+        "none",
+        description="`int8`: the weights of all matrix products in int8, half of bfloat16's bytes, for the families of "
+        "the fused executor. It is another model, with answers of its own. A draft model keeps its type.",
+    )
     device: Literal["cpu", "cuda"] = Field("cpu", description="Where the model runs.")
     executor: Literal["auto", "fused", "generic"] = Field(
         "auto",

@@ -14,7 +14,7 @@ HELP = "run a recorded request again and compare the ids (exit code 0: the same)
 
 # What decides how a request is understood and computed.
 _AS_SERVE = (
-    "model", "served_model_name", "dtype", "device", "executor", "kernels", "num_threads", "max_model_len",
+    "model", "served_model_name", "dtype", "quantize", "device", "executor", "kernels", "num_threads", "max_model_len",
     "tool_call_parser", "num_speculative_tokens", "drafter", "draft_model", "exit_layers", "draft_length",
 )  # fmt: skip
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 HELP = "prove that speculation changes nothing: compare it with plain decoding, token by token"
 DEFAULT_FOLDER = Path("truedraft-verify")
 
-_AS_SERVE = ("model", "draft_model", "dtype", "device", "executor", "kernels", "num_threads")
+_AS_SERVE = ("model", "draft_model", "dtype", "quantize", "device", "executor", "kernels", "num_threads")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,6 +90,7 @@ def run(arguments: argparse.Namespace, report: Report) -> int:
         executor=arguments.executor,
         kernels=arguments.kernels,
         num_threads=arguments.num_threads,
+        quantize=arguments.quantize,
     )
     draft, no_draft = _draft(arguments, loaded, folder, report)
     options = Options(

@@ -41,7 +41,9 @@ def find_draft(
 def named_draft(model: str, target: LoadedModel, report: Callable[[str], None], **options: Any) -> DraftModel:
     """The model that the user named; see :func:`model.draft_model.open_draft_model`."""
     loaded = open_draft_model(model, target, report, **options)
-    return DraftModel(loaded.executor, loaded.info.name, loaded.info.weights_hash == target.info.weights_hash)
+    one, other = loaded.info, target.info
+    same = (one.weights_hash, one.quantization) == (other.weights_hash, other.quantization)
+    return DraftModel(loaded.executor, one.name, same)
 
 
 def target_as_draft(
@@ -61,5 +63,12 @@ def target_as_draft(
             f"{free / _GIB:.1f} GiB are free; --draft-model names a smaller one"
         )
     report(f"loading {target.info.name} once more, to draft for itself")
-    loaded = load_model(folder, device=device, name=target.info.name, plane_prefix=DRAFT_PLANES, **options)
+    loaded = load_model(
+        folder,
+        device=device,
+        name=target.info.name,
+        plane_prefix=DRAFT_PLANES,
+        quantize=target.info.quantization,
+        **options,
+    )
     return DraftModel(loaded.executor, loaded.info.name, is_target=True)

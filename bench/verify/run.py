@@ -237,7 +237,7 @@ class Verification:
 
         try:
             references = generate_references(folder, prompts, stops, done)
-            if loaded.info.dtype != "float32":
+            if loaded.info.dtype != "float32" or loaded.info.quantization != "none":
                 executor: ExecutorName = "generic" if loaded.executor.kind.startswith("generic") else "auto"
                 loaded = load_model(
                     folder, dtype="float32", device=loaded.info.device, executor=executor, kernels=loaded.kernels
@@ -289,6 +289,7 @@ class Verification:
                 "name": loaded.info.name,
                 "architecture": loaded.info.architecture,
                 "dtype": loaded.info.dtype,
+                "quantization": loaded.info.quantization,
                 "executor": loaded.executor.kind,
                 "kernels": loaded.kernels,
                 "device": loaded.info.device,

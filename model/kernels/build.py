@@ -32,7 +32,8 @@ from model.model_cache import default_home
 Report = Callable[[str], None]  # takes one line of progress for people
 
 INSTRUCTION_SET = "avx512bf16"
-_CPU_FLAGS = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "fma")  # as /proc/cpuinfo spells them
+# As /proc/cpuinfo spells them. Whoever has bf16 has vnni.
+_CPU_FLAGS = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "fma")
 _FLAGS = (
     "-O3",
     "-std=c++20",
@@ -47,6 +48,7 @@ _FLAGS = (
     "-mavx512vl",
     "-mavx512dq",
     "-mavx512bf16",
+    "-mavx512vnni",
     "-w",
 )
 OBJECT = f"truedraft_kernels.{INSTRUCTION_SET}.so"

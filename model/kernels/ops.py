@@ -7,16 +7,19 @@ the threads or the block size. ``threads`` None means torch's thread count.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from model.int8 import Int8Weight
+
 TILE_COLUMNS = 32
 # The kernels' blocks of rows, as the sources have them (a test compares): kMaxRows, kPanelRows, kRowBlock.
 MATMUL_ROWS, PANEL_ROWS, ATTENTION_ROWS = 12, 240, 32
-LAYER_TENSORS = 12  # tensors that decoder_stack takes per layer, in the order of fused_cpu's _layer_tensors
+LAYER_TENSORS = 16  # tensors that decoder_stack takes per layer, in the order of fused_cpu's _layer_tensors
+_ZERO_POINT = 128  # a weight's int8 value v is packed as the byte v + 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,12 @@ class PackedWeight:
     data: Tensor
     columns: int
     bias: Tensor | None  # [tiles * 32] float32
+    scales: Tensor | None = None  # int8 only: [tiles * 32] float32
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """As operations take it."""
+        return block_tensors([self.data, self.bias, self.scales])
 
 
 class Kernels:
@@ -42,37 +51,46 @@ class Kernels:
         return out
 
     def pack(
-        self, weight: Tensor, bias: Tensor | None = None, *, order: Tensor | None = None, out: Tensor | None = None
+        self,
+        weight: Tensor | Int8Weight,
+        bias: Tensor | None = None,
+        *,
+        order: Tensor | None = None,
+        out: Tensor | None = None,
     ) -> PackedWeight:
-        """Pack ``weight`` ``[n, k]`` bfloat16 or float32. ``order`` names the source row of each packed column
+        """Pack ``weight`` ``[n, k]`` bfloat16, float32 or int8. ``order`` names the source row of each packed column
         (-1: zeros; default: ascending); ``out`` is memory of :func:`packed_elements` to use."""
-        n, k = weight.shape
+        scales = None
+        if isinstance(weight, Int8Weight):
+            scales = weight.scales
+            dense = (weight.values.view(torch.uint8) ^ _ZERO_POINT).view(torch.int8)
+        else:
+            dense = weight
+        n, k = dense.shape
         if order is None:
             order = torch.arange(n)
         columns = len(order)
         tiles = -(-columns // TILE_COLUMNS)
         padded = torch.full((tiles * TILE_COLUMNS,), -1, dtype=torch.int64)
         padded[:columns] = order
-        width = _width(weight.dtype)
+        width = _width(dense.dtype)
         shape = (tiles, -(-k // width), TILE_COLUMNS * width)
-        data = torch.empty(shape, dtype=weight.dtype) if out is None else out.view(shape)
-        self._ops.pack_weight(weight.contiguous(), padded, data)
-        packed_bias = None
-        if bias is not None:
-            packed_bias = torch.where(padded >= 0, bias.float()[padded.clamp(min=0)], 0.0)
-        return PackedWeight(data, columns, packed_bias)
+        data = torch.empty(shape, dtype=dense.dtype) if out is None else out.view(shape)
+        self._ops.pack_weight(dense.contiguous(), padded, data)
+
+        def packed(values: Tensor) -> Tensor:
+            return torch.where(padded >= 0, values[padded.clamp(min=0)], 0)
+
+        packed_bias = None if bias is None else packed(bias.float())
+        return PackedWeight(data, columns, packed_bias, None if scales is None else packed(scales))
 
     def pack_gated(
-        self, gate: Tensor, up: Tensor, gate_bias: Tensor | None, up_bias: Tensor | None, *, out: Tensor | None = None
+        self, gate_up: Tensor | Int8Weight, bias: Tensor | None = None, *, out: Tensor | None = None
     ) -> PackedWeight:
-        """Gate and up projections ``[m, k]`` interleaved for :meth:`gated_matmul`: 16 columns of each a tile."""
-        m = gate.shape[0]
-        order = gated_order(m)
-        bias = None
-        if gate_bias is not None and up_bias is not None:
-            bias = torch.cat([gate_bias, up_bias])
-        packed = self.pack(torch.cat([gate, up]), bias, order=order, out=out)
-        return PackedWeight(packed.data, m, packed.bias)
+        """Gate and up projections ``[gate; up]`` ``[2 m, k]`` interleaved for :meth:`gated_matmul`: 16 columns of each
+        a tile. ``bias``: of both, ``[2 m]``."""
+        m = len(gate_up.scales if isinstance(gate_up, Int8Weight) else gate_up) // 2
+        return replace(self.pack(gate_up, bias, order=gated_order(m), out=out), columns=m)
 
     def select(self, weight: PackedWeight, columns: Tensor) -> PackedWeight:
         """``columns`` ``[n]`` int64 of ``weight`` alone, packed anew: their products have the same bits."""
@@ -83,11 +101,15 @@ class Kernels:
         chosen = weight.data.new_zeros((tiles * TILE_COLUMNS, steps, width))
         chosen[:count] = parts[columns // TILE_COLUMNS, :, columns % TILE_COLUMNS]
         data = chosen.view(tiles, TILE_COLUMNS, steps, width).transpose(1, 2).contiguous().view(tiles, steps, -1)
-        bias = None
-        if weight.bias is not None:
-            bias = torch.zeros(tiles * TILE_COLUMNS)
-            bias[:count] = weight.bias[columns]
-        return PackedWeight(data, count, bias)
+
+        def picked(values: Tensor | None) -> Tensor | None:
+            if values is None:
+                return None
+            found = values.new_zeros(tiles * TILE_COLUMNS)
+            found[:count] = values[columns]
+            return found
+
+        return PackedWeight(data, count, picked(weight.bias), picked(weight.scales))
 
     # -- single kernels --------------------------------------------------------------------------------------------
 
@@ -99,6 +121,19 @@ class Kernels:
     def gated_matmul(self, rows: Tensor, weight: PackedWeight, *, threads: int | None = None) -> Tensor:
         """``silu(rows @ gate) * (rows @ up)``: ``[T, m]`` in the weight's dtype."""
         out: Tensor = self._ops.gated_matmul(rows, weight.data, weight.bias, weight.columns, _threads(threads))
+        return out
+
+    def quantize_rows(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """``rows`` ``[T, k]`` bfloat16 or float32 as model.int8 has it, in g groups: their values ``[T, k filled to
+        whole words]`` int8, scales ``[T, g]`` float32, and -128 times the groups' sums ``[T, g]`` int32."""
+        values, scales, offsets = self._ops.quantize_rows(rows.contiguous())
+        return values, scales, offsets
+
+    def int8_matmul(self, rows: Tensor, weight: PackedWeight, *, threads: int | None = None) -> Tensor:
+        """``rows`` ``[T, k]`` bfloat16 or float32, quantised row by row, times an int8 weight, plus its bias:
+        ``[T, n]`` float32, the bits of model.int8.Int8Linear."""
+        quantized = self.quantize_rows(rows)
+        out: Tensor = self._ops.int8_matmul(*quantized, weight.tensors, weight.columns, _threads(threads))
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
@@ -242,9 +277,10 @@ def block_tensors(tensors: Sequence[Tensor | None]) -> list[Tensor]:
 
 
 def _width(dtype: torch.dtype) -> int:
-    if dtype not in (torch.bfloat16, torch.float32):
-        raise ValueError(f"the kernels take bfloat16 or float32 weights, got {dtype}")
-    return 2 if dtype == torch.bfloat16 else 1
+    """Elements of k in a word of 32 bits."""
+    if dtype not in (torch.bfloat16, torch.float32, torch.int8):
+        raise ValueError(f"the kernels take bfloat16, float32 or int8 weights, got {dtype}")
+    return 4 // dtype.itemsize
 
 
 def _threads(threads: int | None) -> int:

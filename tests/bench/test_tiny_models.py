@@ -16,9 +16,12 @@ from bench.tiny_models import (
     save_tiny_model,
     tiny_config,
 )
+from model.kernels import KernelsChoice
 from model.tokenizer import Tokenizer
 
 FUSED = ("llama", "mistral", "qwen2", "qwen3")
+_DTYPES = ("bfloat16", "float32")
+_KERNELS: tuple[KernelsChoice, ...] = ("torch", "auto", "auto", "torch")
 # The kernels are for the fused families alone; the others take one path whatever is asked for.
 CASES = [
     (family, dtype, kernels)
@@ -38,6 +41,13 @@ def test_every_family_reaches_l0(family: str, dtype: str, kernels: str) -> None:
         assert "/torch" in found.executor
         assert found.padding.startswith("rows to tiles of ")
     assert ("expert" in found.padding) == (family in ("mixtral", "deepseek_v3"))
+
+
+@pytest.mark.parametrize(("family", "dtype", "kernels"), zip(FUSED, _DTYPES * 2, _KERNELS, strict=True))
+def test_the_fused_families_reach_l0_with_int8_weights(family: str, dtype: str, kernels: KernelsChoice) -> None:
+    found = measure_family(family, dtype, kernels, budget=80, quantize="int8", max_position_embeddings=140)
+    assert found.level == "L0", found.detail
+    assert found.executor.endswith("-int8")
 
 
 def _positions(family: str) -> dict[str, int]:

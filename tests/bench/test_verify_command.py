@@ -52,6 +52,21 @@ def test_a_run_that_holds_ends_with_0_and_writes_both_reports(
     assert [case["factors"] for case in again["cases"]] == [report["cases"][-1]["factors"]]
 
 
+def test_int8_weights_hold_with_drafts_of_their_own_model_accepted_always(folder: Path, tmp_path: Path) -> None:
+    case = (
+        "batch=2,sampling=greedy,prompts=random,length=16,condition=none,cache=cold,drafter=model,k=3,block_size=4,"
+        "chunk=128,threads=1,arrival=together,aborts=no"
+    )
+    fused = [*flags(folder, "--quantize", "int8", "--case", case, "--report", tmp_path), "--executor", "fused"]
+    assert main(fused) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["model"]["quantization"] == "int8"
+    assert report["model"]["executor"] == "fused/torch-int8"
+    (found,) = report["cases"]
+    assert found["drafted"] == found["accepted"] > 0
+    assert "--quantize int8" in found["replay"]
+
+
 def test_a_draft_model_is_loaded_and_part_of_the_command_that_repeats_a_case(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

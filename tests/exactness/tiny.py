@@ -11,6 +11,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from bench.tiny_models import save_tiny_model
+from model.int8 import Quantize
 from model.kernels import KernelsChoice
 from model.loader import DTypeName, ExecutorName, LoadedModel, load_model
 
@@ -22,6 +23,7 @@ class TinyModel:
     family: str  # of bench.tiny_models
     dtype: DTypeName = "bfloat16"
     executor: ExecutorName = "auto"
+    quantize: Quantize = "none"
     kernels: bool = True  # False: the torch path, as on a machine that cannot run the compiled kernels
     prepare: Callable[[PreTrainedModel], None] | None = None  # changes the random weights before they are saved
     changes: Mapping[str, Any] = field(default_factory=dict)  # of the config
@@ -48,6 +50,7 @@ TINY_MODELS = {
     "mistral bf16": TinyModel("mistral"),
     "qwen2 bf16": TinyModel("qwen2"),
     "qwen3 fp32": TinyModel("qwen3", dtype="float32"),
+    "llama int8": TinyModel("llama", quantize="int8"),
 }
 
 
@@ -67,7 +70,7 @@ def load_tiny(tiny: TinyModel, folder: Path) -> LoadedModel:
         eos_token_id=None,
         **tiny.changes,
     )
-    model = load_model(folder, dtype=tiny.dtype, executor=tiny.executor, kernels=kernels)
+    model = load_model(folder, dtype=tiny.dtype, executor=tiny.executor, kernels=kernels, quantize=tiny.quantize)
     if not tiny.kernels:
         assert model.executor.kind == "fused/torch", model.executor.kind
     return model

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTr
 from kvcache.storage import KVStorage
 from model.batch import PackedBatch, RowSpan
 from model.fused import FusedExecutor
+from model.int8 import Quantize
 from model.interface import ForwardOutput, ModelInfo
 from model.kernels import Kernels, KernelsChoice, find_kernels
 
@@ -157,7 +158,9 @@ def tiny_model(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel
     return model.to(dtype).eval()
 
 
-def fused_executor(model: PreTrainedModel, *, kernels: bool, num_threads: int | None = None) -> FusedExecutor:
+def fused_executor(
+    model: PreTrainedModel, *, kernels: bool, num_threads: int | None = None, quantize: Quantize = "none"
+) -> FusedExecutor:
     if kernels:
         need_kernels()
     config = model.config
@@ -174,9 +177,10 @@ def fused_executor(model: PreTrainedModel, *, kernels: bool, num_threads: int | 
         max_model_len=config.max_position_embeddings,
         eos_token_ids=(0,),
         weights_hash="",
+        quantization=quantize,
     )
     choice: KernelsChoice | None = None if kernels else "torch"
-    return FusedExecutor.from_hf(model, config, info=info, num_threads=num_threads, kernels=choice)
+    return FusedExecutor.from_hf(model, config, info=info, num_threads=num_threads, kernels=choice, quantize=quantize)
 
 
 class PagedRun:

@@ -10,6 +10,7 @@ from kvcache.storage import KVStorage
 from model.batch import PackedBatch, RowSpan
 from model.errors import ModelError
 from model.generic import GenericExecutor
+from model.int8 import Quantize
 from model.interface import ExitExecutor, ForwardOutput, ReducedHead
 from model.kernels.ops import Kernels
 from model.wrapped import WrappedExecutor
@@ -54,8 +55,8 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(torch.int16 if tensor.dtype == torch.bfloat16 else torch.int32)
 
 
-def fused(name: str, dtype: torch.dtype, kernels: bool) -> ExitExecutor:
-    executor = fused_executor(tiny_model(name, dtype), kernels=kernels)
+def fused(name: str, dtype: torch.dtype, kernels: bool, quantize: Quantize = "none") -> ExitExecutor:
+    executor = fused_executor(tiny_model(name, dtype), kernels=kernels, quantize=quantize)
     assert isinstance(executor, ExitExecutor)
     return executor
 
@@ -94,15 +95,20 @@ def test_a_generic_bfloat16_model_can_stop_early() -> None:
     assert_cut(build_executor("llama", "bfloat16"), 1)
 
 
+EXECUTORS: tuple[tuple[str, torch.dtype, bool, Quantize], ...] = (
+    ("llama", torch.bfloat16, True, "none"),
+    ("qwen2", torch.float32, True, "none"),
+    ("llama", torch.bfloat16, False, "none"),
+    ("qwen2", torch.float32, False, "none"),
+    ("qwen2", torch.bfloat16, True, "int8"),
+    ("llama", torch.float32, False, "int8"),
+)
+
+
 def executors() -> list[tuple[str, ExitExecutor]]:
     found: list[tuple[str, ExitExecutor]] = [
-        (f"{name} {dtype} {kernels}", fused(name, dtype, kernels))
-        for name, dtype, kernels in (
-            ("llama", torch.bfloat16, True),
-            ("qwen2", torch.float32, True),
-            ("llama", torch.bfloat16, False),
-            ("qwen2", torch.float32, False),
-        )
+        (f"{name} {dtype} {kernels} {quantize}", fused(name, dtype, kernels, quantize))
+        for name, dtype, kernels, quantize in EXECUTORS
     ]
     return [*found, *((f"generic {dtype}", build_executor("llama", dtype)) for dtype in ("bfloat16", "float32"))]
 
@@ -146,7 +152,7 @@ def test_a_reduced_head_gives_the_columns_of_the_whole_one() -> None:
         for depth in (1, None):
             whole = Paged(executor).forward(*ALL, num_layers=depth).logits[:, sorted(ids)]
             reduced = Paged(executor).forward(*ALL, num_layers=depth, head=head).logits
-            if name.endswith("True"):
+            if " True " in name or name.endswith("int8"):
                 assert torch.equal(reduced, whole), name
             else:  # another width may take torch's product another way
                 torch.testing.assert_close(reduced, whole, rtol=1e-5, atol=1e-5)

@@ -52,7 +52,7 @@ def test_gated_product_is_silu_of_gate_times_up(dtype: torch.dtype, m: int, k: i
     gate, up = random(m, k, dtype=dtype), random(m, k, dtype=dtype, seed=1)
     gate_bias, up_bias = random(m, seed=4), random(m, seed=5)
     rows = random(31, k, dtype=dtype, seed=2)
-    weight = kernels.pack_gated(gate, up, gate_bias, up_bias)
+    weight = kernels.pack_gated(torch.cat([gate, up]), torch.cat([gate_bias, up_bias]))
     found = kernels.gated_matmul(rows, weight)
     g, u = rows.double() @ gate.double().T + gate_bias, rows.double() @ up.double().T + up_bias
     tolerance = 1e-2 if dtype == torch.bfloat16 else 1e-4

@@ -145,6 +145,17 @@ def test_a_drafter_or_a_context_that_does_not_exist_is_one_line(
 
 
 @pytest.mark.usefixtures("environment")
+def test_a_model_that_cannot_be_quantised_is_refused_and_not_served_otherwise(
+    tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["serve", "--model", str(tiny_model), "--port", "0", "--num-blocks", "8", "--quantize", "int8"]
+    assert main([*flags, "--executor", "generic"]) == 1
+    errors = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
+    assert len(errors) == 1
+    assert "quantize int8, which only the fused executor can: executor is generic" in errors[0]
+
+
+@pytest.mark.usefixtures("environment")
 def test_require_exact_refuses_a_model_below_l0_with_the_reason(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,10 +3,15 @@
 // Weights are packed in tiles of 32 output columns: tile[step][32 columns][kWidth elements of k], zero-padded, so
 // one step is 128 bytes whatever the element type. Each output element is accumulated over all of k in ascending
 // order by one lane; how many rows are computed together changes nothing. Threads split the tiles, never k.
+//
+// Int8 weights take rows of int8 values with a scale for each group of them (rows.h). A group's sums are whole numbers,
+// so exact; they are scaled and added to the row's sums in float32, group after group.
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
+#include "rows.h"
 #include "simd.h"
 #include "threads.h"
 
@@ -14,6 +19,7 @@ namespace truedraft {
 
 constexpr int kTileColumns = 32;
 constexpr int kMaxRows = 12;  // 24 accumulators, 2 weight registers, 1 broadcast
+constexpr int kMaxInt8Rows = 7;  // 14 of a group and 14 of the row
 constexpr int64_t kPanelRows = 240;  // rows that pass over a thread's tiles together: they stay in L2
 
 template <typename T>
@@ -22,6 +28,7 @@ struct PackedWeight {
   const float* bias = nullptr;  // [tiles * 32] or null
   int64_t tiles = 0;
   int64_t steps = 0;
+  const float* scales = nullptr;  // int8 only: [tiles * 32]
 
   int64_t tile_elements() const { return steps * kTileColumns * Word<T>::kWidth; }
 };
@@ -58,16 +65,31 @@ void pack_weight(const T* weight, int64_t k, const int64_t* order, int64_t tiles
   }
 }
 
-template <typename T, int R, typename Epilogue>
-inline void tile_rows(const T* tile, int64_t steps, const T* rows, int64_t stride, const float* bias, const char* ahead,
-                      const Epilogue& epilogue, int64_t row, int64_t tile_index) {
-  constexpr int width = Word<T>::kWidth;
-  __m512 low[R], high[R];
-  for (int r = 0; r < R; ++r) {
-    low[r] = bias ? _mm512_loadu_ps(bias) : _mm512_setzero_ps();
-    high[r] = bias ? _mm512_loadu_ps(bias + 16) : _mm512_setzero_ps();
+// Rows that a product takes: [count, stride], each with at least steps * kWidth readable elements, finite behind its end.
+template <typename T>
+struct MatmulRows {
+  const T* data;
+  int64_t stride;
+  MatmulRows from(int64_t row) const { return {data + row * stride, stride}; }
+};
+
+template <>
+struct MatmulRows<int8_t> {
+  const int8_t* data;
+  int64_t stride;
+  const float* scales;  // [count, groups]
+  const int32_t* offsets;
+  int64_t groups;
+  MatmulRows from(int64_t row) const {
+    return {data + row * stride, stride, scales + row * groups, offsets + row * groups, groups};
   }
-  const char* weights = reinterpret_cast<const char*>(tile);
+};
+
+// Sums of R rows over `steps` steps of 128 bytes.
+template <typename T, int R, typename Sum>
+inline void add_steps(Sum (&low)[R], Sum (&high)[R], const char* weights, int64_t steps, const T* rows, int64_t stride,
+                      const char* ahead) {
+  constexpr int width = Word<T>::kWidth;
   for (int64_t step = 0; step < steps; ++step) {
     const __m512i w0 = _mm512_loadu_si512(weights + step * 128);
     const __m512i w1 = _mm512_loadu_si512(weights + step * 128 + 64);
@@ -80,29 +102,70 @@ inline void tile_rows(const T* tile, int64_t steps, const T* rows, int64_t strid
       high[r] = Word<T>::dot(high[r], w1, word);
     }
   }
-  for (int r = 0; r < R; ++r) epilogue(row + r, tile_index, low[r], high[r]);
 }
 
-// `rows` is [count, stride] with at least steps * kWidth readable, finite-padded elements a row.
+template <typename T, int R, typename Epilogue>
+inline void tile_rows(const PackedWeight<T>& weight, int64_t tile, const MatmulRows<T>& rows, const char* ahead,
+                      const Epilogue& epilogue, int64_t row) {
+  const float* bias = weight.bias ? weight.bias + tile * kTileColumns : nullptr;
+  const T* data = weight.data + tile * weight.tile_elements();
+  __m512 low[R], high[R];
+  if constexpr (std::is_same_v<T, int8_t>) {
+    constexpr int64_t group_steps = kGroup / Word<T>::kWidth;
+    for (int r = 0; r < R; ++r) low[r] = high[r] = _mm512_setzero_ps();
+    for (int64_t group = 0; group < rows.groups; ++group) {
+      const int64_t begin = group * group_steps, steps = std::min(group_steps, weight.steps - begin);
+      __m512i group_low[R], group_high[R];
+      for (int r = 0; r < R; ++r) {
+        group_low[r] = group_high[r] = _mm512_set1_epi32(rows.offsets[r * rows.groups + group]);
+      }
+      add_steps<T, R>(group_low, group_high, reinterpret_cast<const char*>(data) + begin * 128, steps,
+                      rows.data + begin * Word<T>::kWidth, rows.stride, ahead + begin * 128);
+#pragma GCC unroll 12
+      for (int r = 0; r < R; ++r) {
+        const __m512 scale = _mm512_set1_ps(rows.scales[r * rows.groups + group]);
+        low[r] = _mm512_add_ps(low[r], _mm512_mul_ps(_mm512_cvtepi32_ps(group_low[r]), scale));
+        high[r] = _mm512_add_ps(high[r], _mm512_mul_ps(_mm512_cvtepi32_ps(group_high[r]), scale));
+      }
+    }
+    const float* scales = weight.scales + tile * kTileColumns;
+    for (int r = 0; r < R; ++r) {
+      low[r] = _mm512_mul_ps(low[r], _mm512_loadu_ps(scales));
+      high[r] = _mm512_mul_ps(high[r], _mm512_loadu_ps(scales + 16));
+      if (bias) {
+        low[r] = _mm512_add_ps(low[r], _mm512_loadu_ps(bias));
+        high[r] = _mm512_add_ps(high[r], _mm512_loadu_ps(bias + 16));
+      }
+    }
+  } else {
+    for (int r = 0; r < R; ++r) {
+      low[r] = bias ? _mm512_loadu_ps(bias) : _mm512_setzero_ps();
+      high[r] = bias ? _mm512_loadu_ps(bias + 16) : _mm512_setzero_ps();
+    }
+    add_steps<T, R>(low, high, reinterpret_cast<const char*>(data), weight.steps, rows.data, rows.stride, ahead);
+  }
+  for (int r = 0; r < R; ++r) epilogue(row + r, tile, low[r], high[r]);
+}
+
 template <typename T, typename Epilogue>
-void matmul_tiles(const PackedWeight<T>& weight, const T* rows, int64_t stride, int64_t count, Range tiles,
+void matmul_tiles(const PackedWeight<T>& weight, const MatmulRows<T>& rows, int64_t count, Range tiles,
                   const Epilogue& epilogue) {
+  constexpr int64_t most = std::is_same_v<T, int8_t> ? kMaxInt8Rows : kMaxRows;
   for (int64_t panel = 0; panel < count; panel += kPanelRows) {
     const int64_t panel_rows = std::min(kPanelRows, count - panel);
-    const int64_t blocks = (panel_rows + kMaxRows - 1) / kMaxRows;
+    const int64_t blocks = (panel_rows + most - 1) / most;
     for (int64_t tile = tiles.begin; tile < tiles.end; ++tile) {
-      const T* data = weight.data + tile * weight.tile_elements();
-      const float* bias = weight.bias ? weight.bias + tile * kTileColumns : nullptr;
+      const char* data = reinterpret_cast<const char*>(weight.data + tile * weight.tile_elements());
       for (int64_t block = 0; block < blocks; ++block) {
         const int64_t begin = panel + panel_rows * block / blocks;
         const int64_t end = panel + panel_rows * (block + 1) / blocks;
-        const T* a = rows + begin * stride;
+        const MatmulRows<T> part = rows.from(begin);
         // The first pass over a tile fetches ahead in the stream; later passes find the tile in the cache.
-        const char* ahead = reinterpret_cast<const char*>(data) + (block == 0 ? 4096 : 0);
+        const char* ahead = data + (block == 0 ? 4096 : 0);
         switch (end - begin) {
-#define TRUEDRAFT_ROWS(R)                                                                                \
-  case R:                                                                                                \
-    tile_rows<T, R>(data, weight.steps, a, stride, bias, ahead, epilogue, begin, tile);                 \
+#define TRUEDRAFT_ROWS(R)                                                                \
+  case R:                                                                                \
+    if constexpr (R <= most) tile_rows<T, R>(weight, tile, part, ahead, epilogue, begin); \
     break;
           TRUEDRAFT_ROWS(1)
           TRUEDRAFT_ROWS(2)

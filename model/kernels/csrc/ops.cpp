@@ -25,6 +25,7 @@ T* data_of(const Tensor& t, const char* name) {
   constexpr at::ScalarType expected = std::is_same_v<T, float>     ? at::kFloat
                                       : std::is_same_v<T, bf16>    ? at::kBFloat16
                                       : std::is_same_v<T, int32_t> ? at::kInt
+                                      : std::is_same_v<T, int8_t>  ? at::kChar
                                       : std::is_same_v<T, double>  ? at::kDouble
                                                                    : at::kLong;
   TORCH_CHECK(t.scalar_type() == expected, name, " must be ", expected, ", got ", t.scalar_type());
@@ -52,6 +53,19 @@ PackedWeight<T> packed(const Tensor& w, const float* bias) {
   return {data_of<T>(w, "packed weight"), bias, w.size(0), w.size(1)};
 }
 
+// Of its [data, bias, scales], empty where it has none.
+template <typename W>
+PackedWeight<W> packed(const Tensor* parts) {
+  PackedWeight<W> weight = packed<W>(parts[0], maybe_data<float>(parts[1], "bias"));
+  const int64_t columns = weight.tiles * kTileColumns;
+  TORCH_CHECK(weight.bias == nullptr || parts[1].numel() == columns, "bias must be padded to whole tiles");
+  if constexpr (std::is_same_v<W, int8_t>) {
+    weight.scales = data_of<float>(parts[2], "scales");
+    TORCH_CHECK(parts[2].numel() == columns, "scales must be padded to whole tiles");
+  }
+  return weight;
+}
+
 int checked_threads(int64_t threads) {
   TORCH_CHECK(threads >= 1 && threads <= 1024, "threads must be in 1..1024, got ", threads);
   return static_cast<int>(threads);
@@ -74,7 +88,7 @@ Tensor empty_weights(int64_t elements, at::ScalarType type) {
 }
 
 void pack_weight_op(const Tensor& weight, const Tensor& order, Tensor out) {
-  with_type(weight, "weight", [&](auto tag) {
+  auto pack = [&](auto tag) {
     using T = decltype(tag);
     TORCH_CHECK(weight.dim() == 2, "weight must be [n, k], got ", weight.sizes());
     const int64_t k = weight.size(1);
@@ -85,8 +99,47 @@ void pack_weight_op(const Tensor& weight, const Tensor& order, Tensor out) {
     for (int64_t i = 0; i < order.numel(); ++i) {
       TORCH_CHECK(source[i] >= -1 && source[i] < weight.size(0), "order[", i, "] = ", source[i], " is no row of ", weight.sizes());
     }
-    Pieces<T>::pack(data_of<T>(weight, "weight"), k, source, target.tiles, const_cast<T*>(target.data));
+    T* const written = const_cast<T*>(target.data);
+    if constexpr (std::is_same_v<T, int8_t>) {
+      Int8Pieces::pack(data_of<T>(weight, "weight"), k, source, target.tiles, written);
+    } else {
+      Pieces<T>::pack(data_of<T>(weight, "weight"), k, source, target.tiles, written);
+    }
+  };
+  if (weight.scalar_type() == at::kChar) return pack(int8_t{});
+  with_type(weight, "weight", pack);
+}
+
+std::tuple<Tensor, Tensor, Tensor> quantize_rows_op(const Tensor& rows) {
+  TORCH_CHECK(rows.dim() == 2, "rows must be [count, k], got ", rows.sizes());
+  const int64_t padded = round_up(rows.size(1), Word<int8_t>::kWidth), groups = group_count(rows.size(1));
+  Tensor values = at::empty({rows.size(0), padded}, at::TensorOptions().dtype(at::kChar));
+  Tensor scales = at::empty({rows.size(0), groups}, at::TensorOptions().dtype(at::kFloat));
+  Tensor offsets = at::empty({rows.size(0), groups}, at::TensorOptions().dtype(at::kInt));
+  with_type(rows, "rows", [&](auto tag) {
+    using T = decltype(tag);
+    Int8Pieces::quantize<T>(data_of<T>(rows, "rows"), rows.size(0), rows.size(1), padded, values.data_ptr<int8_t>(),
+                            scales.data_ptr<float>(), offsets.data_ptr<int32_t>());
   });
+  return {values, scales, offsets};
+}
+
+Tensor int8_matmul_op(const Tensor& values, const Tensor& scales, const Tensor& offsets, at::TensorList weight,
+                      int64_t columns, int64_t threads) {
+  TORCH_CHECK(values.dim() == 2, "values must be [count, k], got ", values.sizes());
+  const int64_t groups = group_count(values.size(1));
+  for (const Tensor* t : {&scales, &offsets}) {
+    TORCH_CHECK(t->dim() == 2 && t->size(0) == values.size(0) && t->size(1) == groups, "scales and offsets must be [count, ", groups, "], got ", t->sizes());
+  }
+  TORCH_CHECK(weight.size() == 3, "a weight is [data, bias, scales]");
+  const PackedWeight<int8_t> w = packed<int8_t>(&weight[0]);
+  TORCH_CHECK(values.size(1) == w.steps * Word<int8_t>::kWidth, "values ", values.sizes(), " do not fit a weight of ", w.steps, " steps");
+  TORCH_CHECK(columns > (w.tiles - 1) * kTileColumns && columns <= w.tiles * kTileColumns, "columns ", columns, " do not fit ", w.tiles, " tiles");
+  Tensor out = at::empty({values.size(0), columns}, at::TensorOptions().dtype(at::kFloat));
+  const MatmulRows<int8_t> rows{data_of<int8_t>(values, "values"), values.size(1), data_of<float>(scales, "scales"),
+                                data_of<int32_t>(offsets, "offsets"), groups};
+  Int8Pieces::matmul(w, rows, values.size(0), columns, out.data_ptr<float>(), checked_threads(threads));
+  return out;
 }
 
 // Rows as the kernels want them: padded with zeros to whole words.
@@ -222,12 +275,13 @@ Tensor paged_attention_op(const Tensor& query, const Tensor& k_plane, const Tens
   return out;
 }
 
-constexpr size_t kLayerTensors = 12;  // in the order read below
+// Of a layer, in the order read below: four products of [data, bias, scales], then four norms.
+constexpr size_t kProductTensors = 3, kLayerTensors = 4 * kProductTensors + 4;
 
 std::tuple<Tensor, Tensor, Tensor> decoder_stack_op(
     const Tensor& input_ids, const Tensor& positions, const Tensor& slots, const Tensor& row_starts, const Tensor& tables,
     const Tensor& logits_rows, int64_t block_size, const Tensor& embedding, at::TensorList layers, const Tensor& final_norm,
-    const Tensor& head, const Tensor& cosine, const Tensor& sine, at::TensorList planes, at::IntArrayRef windows,
+    at::TensorList head, const Tensor& cosine, const Tensor& sine, at::TensorList planes, at::IntArrayRef windows,
     int64_t heads, int64_t intermediate, int64_t vocab, double eps, double scale, int64_t threads, bool capture) {
   const size_t depth = windows.size();
   TORCH_CHECK(layers.size() == depth * kLayerTensors && planes.size() == depth * 2, "decoder_stack: ", depth, " layers need ",
@@ -244,19 +298,21 @@ std::tuple<Tensor, Tensor, Tensor> decoder_stack_op(
   Tensor logits = at::empty({wanted, vocab}, at::TensorOptions().dtype(at::kFloat));
   Tensor hidden_out = at::empty({wanted, hidden}, embedding.options());
   Tensor captured = at::empty({capture ? static_cast<int64_t>(depth) : 0, rows, hidden}, logits.options());
-  with_type(embedding, "embedding", [&](auto tag) {
+  TORCH_CHECK(head.size() == kProductTensors, "the head is [data, bias, scales]");
+  auto run = [&](auto tag, auto weight_tag) {
     using T = decltype(tag);
-    StackInput<T> in{};
-    auto floats = [&](const Tensor& t) { return t.numel() > 0 ? data_of<float>(t, "norm or bias") : nullptr; };
+    using W = decltype(weight_tag);
+    StackInput<T, W> in{};
     for (size_t l = 0; l < depth; ++l) {
       const Tensor* w = &layers[l * kLayerTensors];
-      in.layers.push_back({floats(w[0]), packed<T>(w[1], floats(w[2])), floats(w[3]), floats(w[4]), packed<T>(w[5], floats(w[6])),
-                           floats(w[7]), packed<T>(w[8], floats(w[9])), packed<T>(w[10], floats(w[11])),
+      auto product = [&](size_t i) { return packed<W>(w + i * kProductTensors); };
+      auto norm = [&](size_t i) { return maybe_data<float>(w[4 * kProductTensors + i], "norm"); };
+      in.layers.push_back({norm(0), product(0), norm(1), norm(2), product(1), norm(3), product(2), product(3),
                            data_of<T>(planes[2 * l], "k plane"), data_of<T>(planes[2 * l + 1], "v plane"), windows[l]});
     }
     in.embedding = data_of<T>(embedding, "embedding");
     in.final_norm = data_of<float>(final_norm, "final_norm");
-    in.head = packed<T>(head, nullptr);
+    in.head = packed<W>(&head[0]);
     in.shape = head_shape(heads * planes[0].size(2), planes[0]);
     in.hidden = hidden;
     in.intermediate = intermediate;
@@ -281,6 +337,10 @@ std::tuple<Tensor, Tensor, Tensor> decoder_stack_op(
     in.hidden_out = data_of<T>(hidden_out, "hidden");
     in.capture = capture ? captured.data_ptr<float>() : nullptr;
     run_stack(in, checked_threads(threads));
+  };
+  with_type(embedding, "embedding", [&](auto tag) {
+    if (head[0].scalar_type() == at::kChar) return run(tag, int8_t{});
+    run(tag, tag);
   });
   return {logits, hidden_out, captured};
 }
@@ -329,6 +389,8 @@ TORCH_LIBRARY(truedraft, m) {
   m.def("empty_weights(int elements, ScalarType dtype) -> Tensor", &truedraft::empty_weights);
   m.def("pack_weight(Tensor weight, Tensor order, Tensor(a!) out) -> ()");
   m.def("matmul(Tensor rows, Tensor weight, Tensor? bias, int columns, int threads) -> Tensor");
+  m.def("quantize_rows(Tensor rows) -> (Tensor, Tensor, Tensor)");
+  m.def("int8_matmul(Tensor values, Tensor scales, Tensor offsets, Tensor[] weight, int columns, int threads) -> Tensor");
   m.def("gated_matmul(Tensor rows, Tensor weight, Tensor? bias, int columns, int threads) -> Tensor");
   m.def("rms_norm(Tensor x, Tensor weight, float eps, ScalarType dtype) -> Tensor");
   m.def(
@@ -339,7 +401,7 @@ TORCH_LIBRARY(truedraft, m) {
       "Tensor block_tables, int block_size, int window, float scale, float softcap, int threads) -> Tensor");
   m.def(
       "decoder_stack(Tensor input_ids, Tensor positions, Tensor slots, Tensor row_starts, Tensor block_tables, "
-      "Tensor logits_rows, int block_size, Tensor embedding, Tensor[] layers, Tensor final_norm, Tensor head, "
+      "Tensor logits_rows, int block_size, Tensor embedding, Tensor[] layers, Tensor final_norm, Tensor[] head, "
       "Tensor cosine, Tensor sine, Tensor(a!)[] planes, int[] windows, int heads, int intermediate, int vocab, "
       "float eps, float scale, int threads, bool capture) -> (Tensor, Tensor, Tensor)");
   m.def("argmax_rows(Tensor logits, int threads) -> Tensor");
@@ -353,6 +415,8 @@ TORCH_LIBRARY(truedraft, m) {
 TORCH_LIBRARY_IMPL(truedraft, CPU, m) {
   m.impl("pack_weight", &truedraft::pack_weight_op);
   m.impl("matmul", &truedraft::matmul_op);
+  m.impl("quantize_rows", &truedraft::quantize_rows_op);
+  m.impl("int8_matmul", &truedraft::int8_matmul_op);
   m.impl("gated_matmul", &truedraft::gated_matmul_op);
   m.impl("rms_norm", &truedraft::rms_norm_op);
   m.impl("rope_write", &truedraft::rope_write_op);

@@ -12,7 +12,7 @@ void Pieces<T>::matmul(const PackedWeight<T>& weight, const T* rows, int64_t str
                        float* out, int threads) {
   parallel_region(threads, 1, [&](Worker& worker) {
     worker.each_range(weight.tiles, weight.tiles, [&](Range tiles) {
-      matmul_tiles(weight, rows, stride, count, tiles, StoreColumns<float>{out, columns, columns});
+      matmul_tiles(weight, MatmulRows<T>{rows, stride}, count, tiles, StoreColumns<float>{out, columns, columns});
     });
   });
 }
@@ -22,7 +22,7 @@ void Pieces<T>::gated(const PackedWeight<T>& weight, const T* rows, int64_t stri
                       T* out, int threads) {
   parallel_region(threads, 1, [&](Worker& worker) {
     worker.each_range(weight.tiles, weight.tiles, [&](Range tiles) {
-      matmul_tiles(weight, rows, stride, count, tiles, GateColumns<T>{out, columns, columns});
+      matmul_tiles(weight, MatmulRows<T>{rows, stride}, count, tiles, GateColumns<T>{out, columns, columns});
     });
   });
 }
@@ -58,5 +58,30 @@ void Pieces<T>::attention(const AttentionInput<T>& in, int threads) {
 
 template struct Pieces<bf16>;
 template struct Pieces<float>;
+
+template <typename T>
+void Int8Pieces::quantize(const T* x, int64_t count, int64_t n, int64_t padded, int8_t* values, float* scales,
+                          int32_t* offsets) {
+  const int64_t groups = group_count(n);
+  for (int64_t r = 0; r < count; ++r) {
+    quantize_row(x + r * n, n, padded, values + r * padded, scales + r * groups, offsets + r * groups);
+  }
+}
+
+template void Int8Pieces::quantize<bf16>(const bf16*, int64_t, int64_t, int64_t, int8_t*, float*, int32_t*);
+template void Int8Pieces::quantize<float>(const float*, int64_t, int64_t, int64_t, int8_t*, float*, int32_t*);
+
+void Int8Pieces::pack(const int8_t* weight, int64_t k, const int64_t* order, int64_t tiles, int8_t* out) {
+  pack_weight(weight, k, order, tiles, out);
+}
+
+void Int8Pieces::matmul(const PackedWeight<int8_t>& weight, const MatmulRows<int8_t>& rows, int64_t count,
+                        int64_t columns, float* out, int threads) {
+  parallel_region(threads, 1, [&](Worker& worker) {
+    worker.each_range(weight.tiles, weight.tiles, [&](Range tiles) {
+      matmul_tiles(weight, rows, count, tiles, StoreColumns<float>{out, columns, columns});
+    });
+  });
+}
 
 }  // namespace truedraft

@@ -22,6 +22,16 @@ struct Pieces {
   static void attention(const AttentionInput<T>& in, int threads);
 };
 
+// Of int8 weights.
+struct Int8Pieces {
+  template <typename T>
+  static void quantize(const T* x, int64_t count, int64_t n, int64_t padded, int8_t* values, float* scales,
+                       int32_t* offsets);
+  static void pack(const int8_t* weight, int64_t k, const int64_t* order, int64_t tiles, int8_t* out);
+  static void matmul(const PackedWeight<int8_t>& weight, const MatmulRows<int8_t>& rows, int64_t count,
+                     int64_t columns, float* out, int threads);
+};
+
 extern template struct Pieces<bf16>;
 extern template struct Pieces<float>;
 

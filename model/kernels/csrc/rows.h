@@ -1,6 +1,8 @@
 // Work on single rows: RMSNorm, rotary embedding with the K/V write, embedding gather.
 #pragma once
 
+#include <algorithm>
+
 #include "simd.h"
 
 namespace truedraft {
@@ -42,6 +44,53 @@ void convert_row(const In* x, int64_t n, Out* out) {
     const __mmask16 mask = first_lanes(n - i);
     store16(out + i, load16(x + i, mask), mask);
   }
+}
+
+// Int8 rows (model/int8.py has the definition). kGroup elements share a scale.
+constexpr int64_t kGroup = 64;
+constexpr int32_t kZeroPoint = 128;  // of an int8 weight: a value v is packed as the byte v + 128
+
+inline int64_t group_count(int64_t n) { return (n + kGroup - 1) / kGroup; }
+
+// One row's values [n, filled up to `padded` with zeros]; for each group its scale, and what the weights' zero point
+// adds to its sums, negated.
+template <typename In>
+void quantize_row(const In* x, int64_t n, int64_t padded, int8_t* out, float* scales, int32_t* offsets) {
+  const __m512i magnitude = _mm512_set1_epi32(0x7FFFFFFF);
+  for (int64_t begin = 0, group = 0; begin < n; begin += kGroup, ++group) {
+    const int64_t end = std::min(n, begin + kGroup);
+    __m512i largest = _mm512_setzero_si512();  // of the bits: those of NaN and infinity are above those of all numbers
+    for (int64_t i = begin; i < end; i += 16) {
+      const __m512 v = load16(x + i, first_lanes(end - i));
+      largest = _mm512_max_epi32(largest, _mm512_and_si512(_mm512_castps_si512(v), magnitude));
+    }
+    const int32_t bits = _mm512_reduce_max_epi32(largest);
+    float most;
+    __builtin_memcpy(&most, &bits, 4);
+    const bool finite = bits < 0x7F800000;
+    if (!finite || most < 1e-30f) {
+      scales[group] = finite ? 0.0f : std::numeric_limits<float>::quiet_NaN();
+      offsets[group] = 0;
+      __builtin_memset(out + begin, 0, static_cast<size_t>(end - begin));
+      continue;
+    }
+    const __m512 inverse = _mm512_set1_ps(127.0f / most);
+    __m512i sum = _mm512_setzero_si512();
+    for (int64_t i = begin; i < end; i += 16) {
+      const __mmask16 mask = first_lanes(end - i);
+      const __m512i value = _mm512_cvtps_epi32(_mm512_mul_ps(load16(x + i, mask), inverse));
+      sum = _mm512_add_epi32(sum, value);
+      const __m128i bytes = _mm512_cvtepi32_epi8(value);
+      if (mask == 0xFFFF) {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), bytes);
+      } else {
+        _mm_mask_storeu_epi8(out + i, mask, bytes);
+      }
+    }
+    scales[group] = most / 127.0f;
+    offsets[group] = -kZeroPoint * _mm512_reduce_add_epi32(sum);
+  }
+  if (padded > n) __builtin_memset(out + n, 0, static_cast<size_t>(padded - n));
 }
 
 struct HeadShape {

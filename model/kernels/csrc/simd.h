@@ -120,6 +120,13 @@ struct Word<float> {
   }
 };
 
+// Whole numbers: four products of an unsigned and a signed byte are added to each 32-bit sum, without saturation.
+template <>
+struct Word<int8_t> {
+  static constexpr int kWidth = 4;
+  static __m512i dot(__m512i acc, __m512i weights, __m512i word) { return _mm512_dpbusd_epi32(acc, weights, word); }
+};
+
 inline __m512i broadcast_word(const void* p) {
   int32_t bits;
   __builtin_memcpy(&bits, p, 4);

@@ -8,28 +8,29 @@
 
 namespace truedraft {
 
+// T: the element type of the model, its K and V; W: that of the products' weights, T or int8_t.
 // Pointers are borrowed for the length of a call. Null biases and norms mean "has none".
-template <typename T>
+template <typename T, typename W>
 struct LayerWeights {
   const float* attention_norm;
-  PackedWeight<T> qkv;  // [q heads | k heads | v heads]
+  PackedWeight<W> qkv;  // [q heads | k heads | v heads]
   const float* q_norm;
   const float* k_norm;
-  PackedWeight<T> out;
+  PackedWeight<W> out;
   const float* mlp_norm;
-  PackedWeight<T> gate_up;  // a tile: 16 gate columns, 16 up columns
-  PackedWeight<T> down;
+  PackedWeight<W> gate_up;  // a tile: 16 gate columns, 16 up columns
+  PackedWeight<W> down;
   T* k_plane;
   T* v_plane;
   int64_t window;
 };
 
-template <typename T>
+template <typename T, typename W>
 struct StackInput {
-  std::vector<LayerWeights<T>> layers;
+  std::vector<LayerWeights<T, W>> layers;
   const T* embedding;  // [embedding_rows, hidden]
   const float* final_norm;
-  PackedWeight<T> head;
+  PackedWeight<W> head;
   HeadShape shape;
   int64_t hidden, intermediate, vocab;
   float eps, scale, softcap;
@@ -49,10 +50,12 @@ struct StackInput {
   float* capture;  // [layers, rows, hidden] or null
 };
 
-template <typename T>
-void run_stack(const StackInput<T>& in, int threads);
+template <typename T, typename W>
+void run_stack(const StackInput<T, W>& in, int threads);
 
-extern template void run_stack<bf16>(const StackInput<bf16>&, int);
-extern template void run_stack<float>(const StackInput<float>&, int);
+extern template void run_stack(const StackInput<bf16, bf16>&, int);
+extern template void run_stack(const StackInput<float, float>&, int);
+extern template void run_stack(const StackInput<bf16, int8_t>&, int);
+extern template void run_stack(const StackInput<float, int8_t>&, int);
 
 }  // namespace truedraft

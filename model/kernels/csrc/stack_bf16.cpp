@@ -1,3 +1,3 @@
 #include "stack_impl.h"
 
-template void truedraft::run_stack<truedraft::bf16>(const StackInput<bf16>&, int);
+template void truedraft::run_stack(const StackInput<bf16, bf16>&, int);

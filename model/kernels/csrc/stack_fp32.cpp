@@ -1,3 +1,3 @@
 #include "stack_impl.h"
 
-template void truedraft::run_stack<float>(const StackInput<float>&, int);
+template void truedraft::run_stack(const StackInput<float, float>&, int);

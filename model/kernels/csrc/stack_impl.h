@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <type_traits>
 
 #include "stack.h"
 
@@ -35,7 +36,7 @@ class Buffer {
 
 template <typename T>
 struct Workspace {
-  Buffer residual, normed, qkv, query, attended, gated, partials;
+  Buffer residual, normed, qkv, query, attended, gated, partials, values, scales, offsets;
   std::vector<AttentionScratch<T>> scratch;
 };
 
@@ -45,8 +46,8 @@ int64_t word_padded(int64_t n) {
   return round_up(n, Word<T>::kWidth);
 }
 
-template <typename T>
-AttentionInput<T> attention_input(const StackInput<T>& in, int64_t window, const T* query, T* attended) {
+template <typename T, typename W>
+AttentionInput<T> attention_input(const StackInput<T, W>& in, int64_t window, const T* query, T* attended) {
   AttentionInput<T> a{};
   a.q = query;
   a.out = attended;
@@ -64,8 +65,10 @@ AttentionInput<T> attention_input(const StackInput<T>& in, int64_t window, const
   return a;
 }
 
-template <typename T>
-void run_stack(const StackInput<T>& in, int threads) {
+template <typename T, typename W>
+void run_stack(const StackInput<T, W>& in, int threads) {
+  constexpr bool int8 = std::is_same_v<W, int8_t>;
+  using Gated = std::conditional_t<int8, float, T>;  // it is quantised when a row is complete
   thread_local Workspace<T> work;
   const int64_t rows = in.rows, hidden = in.hidden, depth = static_cast<int64_t>(in.layers.size());
   const int64_t hidden_pad = word_padded<T>(hidden), inter_pad = word_padded<T>(in.intermediate);
@@ -75,7 +78,12 @@ void run_stack(const StackInput<T>& in, int threads) {
   float* qkv = work.qkv.template take<float>(rows * qkv_columns);
   T* query = work.query.template take<T>(rows * heads_pad);
   T* attended = work.attended.template take<T>(rows * heads_pad);
-  T* gated = work.gated.template take<T>(rows * inter_pad);
+  Gated* gated = work.gated.template take<Gated>(rows * inter_pad);
+  // Int8: the rows of the product that comes next, whichever it is.
+  const int64_t longest = std::max({hidden, in.intermediate, in.shape.heads * in.shape.dim});
+  int8_t* values = work.values.template take<int8_t>(int8 ? rows * word_padded<int8_t>(longest) : 0);
+  float* scales = work.scales.template take<float>(int8 ? rows * group_count(longest) : 0);
+  int32_t* offsets = work.offsets.template take<int32_t>(int8 ? rows * group_count(longest) : 0);
 
   // Layers with the same window share a plan.
   std::vector<int64_t> windows;
@@ -87,68 +95,94 @@ void run_stack(const StackInput<T>& in, int threads) {
     plan_of[l] = static_cast<size_t>(found - windows.begin());
     if (found != windows.end()) continue;
     windows.push_back(in.layers[l].window);
-    plans.push_back(plan_attention(attention_input<T>(in, in.layers[l].window, query, attended), threads));
+    plans.push_back(plan_attention(attention_input(in, in.layers[l].window, query, attended), threads));
     partials_needed = std::max(partials_needed, plans.back().partials * partial_stride(in.shape.dim));
   }
   float* partials = work.partials.template take<float>(partials_needed);
   if (work.scratch.size() < static_cast<size_t>(threads)) work.scratch.resize(static_cast<size_t>(threads));
   std::vector<AttentionScratch<T>>& scratches = work.scratch;
 
-  constexpr int64_t layer_phases = 8 + kAttentionPhases, outer_phases = 3;
+  constexpr int64_t layer_phases = 8 + kAttentionPhases + (int8 ? 2 : 0), outer_phases = 3;
   parallel_region(threads, depth * layer_phases + outer_phases, [&](Worker& worker) {
     AttentionScratch<T>& scratch = scratches[static_cast<size_t>(worker.id())];
     scratch.fit(in.shape);
-    std::vector<float> head_scratch(static_cast<size_t>(in.shape.dim));
+    std::vector<float> head_scratch(static_cast<size_t>(in.shape.dim)), row_scratch(static_cast<size_t>(int8 ? hidden : 0));
 
     auto each_row = [&](int64_t count, auto task) {
       worker.each_range(count, count, [&](Range mine) {
         for (int64_t r = mine.begin; r < mine.end; ++r) task(r);
       });
     };
-    auto product = [&](const PackedWeight<T>& weight, const T* input, int64_t stride, int64_t count, auto epilogue) {
+    // Of `input` [count, stride], or of what was quantised last; n: the elements of a row.
+    auto product = [&](const PackedWeight<W>& weight, const auto* input, int64_t stride, int64_t n, int64_t count,
+                       auto epilogue) {
+      MatmulRows<W> taken;
+      if constexpr (int8) {
+        taken = {values, word_padded<int8_t>(n), scales, offsets, group_count(n)};
+      } else {
+        taken = {input, stride};
+      }
       worker.each_range(weight.tiles, weight.tiles, [&](Range tiles) {
-        matmul_tiles(weight, input, stride, count, tiles, epilogue);
+        matmul_tiles(weight, taken, count, tiles, epilogue);
       });
     };
-    auto normalise = [&](const float* weight) {
-      each_row(rows, [&](int64_t r) {
-        rms_norm_row(residual + r * hidden, weight, hidden, in.eps, normed + r * hidden_pad);
-      });
+    auto quantize = [&](const auto* x, int64_t n, int64_t r) {
+      const int64_t padded = word_padded<int8_t>(n), groups = group_count(n);
+      quantize_row(x, n, padded, values + r * padded, scales + r * groups, offsets + r * groups);
     };
+    auto quantize_each = [&](const auto* x, int64_t stride, int64_t n) {
+      if constexpr (int8) each_row(rows, [&](int64_t r) { quantize(x + r * stride, n, r); });
+    };
+    // Of the residual stream's row `from`, as row `r` of the next product.
+    auto normalise_row = [&](const float* weight, int64_t from, int64_t r) {
+      if constexpr (int8) {
+        rms_norm_row(residual + from * hidden, weight, hidden, in.eps, row_scratch.data());
+        quantize(row_scratch.data(), hidden, r);
+      } else {
+        rms_norm_row(residual + from * hidden, weight, hidden, in.eps, normed + r * hidden_pad);
+      }
+    };
+    auto normalise = [&](const float* weight) { each_row(rows, [&](int64_t r) { normalise_row(weight, r, r); }); };
 
     each_row(rows, [&](int64_t r) {
       convert_row(in.embedding + in.input_ids[r] * hidden, hidden, residual + r * hidden);
       std::fill(normed + r * hidden_pad + hidden, normed + (r + 1) * hidden_pad, T(0));
-      std::fill(gated + r * inter_pad + in.intermediate, gated + (r + 1) * inter_pad, T(0));
+      std::fill(gated + r * inter_pad + in.intermediate, gated + (r + 1) * inter_pad, Gated(0));
     });
     for (int64_t l = 0; l < depth; ++l) {
-      const LayerWeights<T>& layer = in.layers[static_cast<size_t>(l)];
+      const LayerWeights<T, W>& layer = in.layers[static_cast<size_t>(l)];
       normalise(layer.attention_norm);
-      product(layer.qkv, normed, hidden_pad, rows, StoreColumns<float>{qkv, qkv_columns, qkv_columns});
+      product(layer.qkv, normed, hidden_pad, hidden, rows, StoreColumns<float>{qkv, qkv_columns, qkv_columns});
       each_row(rows, [&](int64_t r) {
         const int64_t slot = in.slots[r] * in.shape.kv_heads * in.shape.dim, angle = in.positions[r] * (in.shape.dim / 2);
         rope_row(qkv + r * qkv_columns, in.shape, layer.q_norm, layer.k_norm, in.eps, in.cosine + angle,
                  in.sine + angle, query + r * heads_pad, layer.k_plane + slot, layer.v_plane + slot,
                  head_scratch.data());
       });
-      AttentionInput<T> attention = attention_input<T>(in, layer.window, query, attended);
+      AttentionInput<T> attention = attention_input(in, layer.window, query, attended);
       attention.k = layer.k_plane;
       attention.v = layer.v_plane;
       attend(attention, plans[plan_of[static_cast<size_t>(l)]], partials, scratch, worker);
-      product(layer.out, attended, heads_pad, rows, AddColumns{residual, hidden, hidden});
+      const int64_t heads_dim = in.shape.heads * in.shape.dim;
+      quantize_each(attended, heads_pad, heads_dim);
+      product(layer.out, attended, heads_pad, heads_dim, rows, AddColumns{residual, hidden, hidden});
       normalise(layer.mlp_norm);
-      product(layer.gate_up, normed, hidden_pad, rows, GateColumns<T>{gated, inter_pad, in.intermediate});
-      product(layer.down, gated, inter_pad, rows, AddColumns{residual, hidden, hidden});
+      product(layer.gate_up, normed, hidden_pad, hidden, rows, GateColumns<Gated>{gated, inter_pad, in.intermediate});
+      quantize_each(gated, inter_pad, in.intermediate);
+      product(layer.down, gated, inter_pad, in.intermediate, rows, AddColumns{residual, hidden, hidden});
       each_row(in.capture != nullptr ? rows : 0, [&](int64_t r) {
         convert_row(residual + r * hidden, hidden, in.capture + (l * rows + r) * hidden);
       });
     }
     each_row(in.logits_count, [&](int64_t i) {
-      T* row = normed + i * hidden_pad;
-      rms_norm_row(residual + in.logits_rows[i] * hidden, in.final_norm, hidden, in.eps, row);
-      std::memcpy(in.hidden_out + i * hidden, row, static_cast<size_t>(hidden) * sizeof(T));
+      normalise_row(in.final_norm, in.logits_rows[i], i);
+      if constexpr (int8) {
+        convert_row(row_scratch.data(), hidden, in.hidden_out + i * hidden);
+      } else {
+        std::memcpy(in.hidden_out + i * hidden, normed + i * hidden_pad, static_cast<size_t>(hidden) * sizeof(T));
+      }
     });
-    product(in.head, normed, hidden_pad, in.logits_count, StoreColumns<float>{in.logits, in.vocab, in.vocab});
+    product(in.head, normed, hidden_pad, hidden, in.logits_count, StoreColumns<float>{in.logits, in.vocab, in.vocab});
   });
 }
 

@@ -1,0 +1,3 @@
+#include "stack_impl.h"
+
+template void truedraft::run_stack(const StackInput<float, int8_t>&, int);
