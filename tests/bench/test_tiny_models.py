@@ -43,7 +43,7 @@ def test_every_family_reaches_l0(family: str, dtype: str, kernels: str) -> None:
     assert ("expert" in found.padding) == (family in ("mixtral", "deepseek_v3"))
 
 
-@pytest.mark.parametrize(("family", "dtype", "kernels"), zip(FUSED, _DTYPES * 2, _KERNELS, strict=True))
+@pytest.mark.parametrize(("family", "dtype", "kernels"), list(zip(FUSED, _DTYPES * 2, _KERNELS, strict=True)))
 def test_the_fused_families_reach_l0_with_int8_weights(family: str, dtype: str, kernels: KernelsChoice) -> None:
     found = measure_family(family, dtype, kernels, budget=80, quantize="int8", max_position_embeddings=140)
     assert found.level == "L0", found.detail
