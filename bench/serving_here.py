@@ -11,6 +11,7 @@ import uvicorn
 
 from server.app import create_app
 from server.cli import build_parser
+from server.heap import settle
 from server.service import Service
 from server.settings import Settings, load_settings
 
@@ -44,6 +45,7 @@ async def serving(service: Service) -> AsyncIterator[str]:
             await asyncio.sleep(0.01)
             if serving.done():
                 serving.result()
+        settle()
         yield f"http://127.0.0.1:{sock.getsockname()[1]}"
     finally:
         server.should_exit = True

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp
 from server.app import create_app
 from server.assemble import Report, StartError
 from server.connections import KEEP_ALIVE_SECONDS, BoundedProtocol, allow_connections, http_protocol
+from server.heap import settle
 from server.log_queue import flush_log
 from server.service import Service
 from server.settings import Settings
@@ -83,6 +84,7 @@ def run(
     except OSError as error:
         raise _cannot_listen(f"{service.settings.host}:{service.settings.port}", error) from error
     runner = _Runner(service, sock, report, build_app(service))
+    settle()
     code = asyncio.run(runner.run())
     if not (runner.ended_in_order and _flushed()):
         _leave(code)

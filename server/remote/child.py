@@ -21,6 +21,7 @@ from scheduler.remote.engine import TELL
 from scheduler.remote.host import EngineHost, Function
 from server.ending import Ended, ended_by_signals
 from server.engine import BuiltEngine, build_engine, open_models
+from server.heap import settle
 from server.log_queue import flush_log
 from server.logs import configure_logging
 from server.remote.grammars import PREPARE
@@ -50,6 +51,7 @@ def main(descriptor: int, lifeline: int) -> None:
             sys.exit(tell_end(ended.number))
     for number in (signal.SIGTERM, signal.SIGINT):  # when to end is for the server to say
         signal.signal(number, _ignore)
+    settle()
     in_order = asyncio.run(EngineHost(built.scheduler, built.step, functions(built)).run(sock))
     flush_log()
     sys.stderr.flush()
