@@ -177,6 +177,12 @@ def test_over_two_turns_nobody_is_favoured_by_the_order(count: int) -> None:
     assert len(set(places.values())) == 1
 
 
+def test_nobody_always_comes_behind_the_same_one() -> None:
+    orders = [rotation(range(4), number) for number in range(2)]
+    before = [{who: order[i - 1] for i, who in enumerate(order) if i} for order in orders]
+    assert all(before[0].get(who) != before[1].get(who) for who in range(4))
+
+
 def test_rounds_ask_the_next_prompts_and_all_of_them() -> None:
     assert [prompts_of_round(4, 3, number) for number in range(3)] == [[0, 1, 2], [3, 0, 1], [2, 3, 0]]
 
