@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import shlex
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -93,6 +94,7 @@ def _run(arguments: argparse.Namespace, home: PeersHome) -> int:
         more_flags=_more_flags(arguments.flags),
     )
     ways, absent = _ways(arguments, home, setting)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no peer is left behind
     with tempfile.TemporaryDirectory() as temporary, ClientThread(arguments.nice) as thread:
         logs = arguments.logs or Path(temporary)
         logs.mkdir(parents=True, exist_ok=True)
