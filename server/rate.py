@@ -83,24 +83,29 @@ class Bucket:
     def take(self, cost: float) -> float:
         """Take ``cost``, at most the capacity, and return 0; or take nothing and return the seconds to wait for it."""
         now = self._fill()
-        needed, mine = 0.0, None
-        for place in self._line:
-            needed += place.cost
-            if place.cost == cost:
-                mine = place
-                break
-        else:
-            needed += cost
+        mine = next((place for place in self._line if place.cost == cost), None)
+        ahead = self._line if mine is None else self._line[: self._line.index(mine)]
+        needed = sum(place.cost for place in ahead) + cost
         missing = needed - self._level
         if missing <= _ROUNDING:
             self._level -= cost
             if mine is not None:
                 self._line.remove(mine)
             return 0.0
-        wait = missing / self._per_second
+        wait = max(missing / self._per_second, self._blocked(ahead, needed, now))
         if mine is None and needed <= LINE_MINUTES * self.capacity and len(self._line) < MAX_LINE:
             self._line.append(_Place(cost, now + math.ceil(wait) + CLAIM_SECONDS))
         return min(wait, MAX_WAIT_SECONDS)
+
+    def _blocked(self, ahead: Sequence[_Place], needed: float, now: float) -> float:
+        """Seconds until the bucket can hold what is ``needed``: not while too many ``ahead`` may still come."""
+        blocked = 0.0
+        for place in sorted(ahead, key=lambda place: place.until):
+            if needed <= self.capacity:
+                break
+            needed -= place.cost
+            blocked = place.until - now
+        return blocked
 
     def give_back(self, amount: float) -> None:
         """``amount`` was taken and not used; below 0: that much more was used."""

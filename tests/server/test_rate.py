@@ -97,6 +97,16 @@ def test_more_than_was_taken_is_owed() -> None:
     assert bucket.take(1) == pytest.approx(31)
 
 
+def test_behind_a_place_that_nobody_claims_it_is_told_when_that_is_forgotten() -> None:
+    clock = Clock()
+    bucket = Bucket(120, clock)
+    assert bucket.take(13) == 0
+    assert bucket.take(120) > 0  # and never comes back
+    bucket.give_back(13)  # full: nothing more flows in
+    clock.now += bucket.take(1)
+    assert bucket.take(1) == 0
+
+
 class BucketMachine(RuleBasedStateMachine):
     """Against the one law of a bucket: what left it is at most a minute's worth and what flowed in."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,15 @@ def test_a_target_that_dies_is_told_and_what_there_is_is_reported(
     assert "stopped: " in capsys.readouterr().out
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt: a process that a shell has put in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_leaves_a_report_of_what_there_is(tmp_path: Path) -> None:
     stranger = Stranger(claims_ours=True)
     stranger.arrived = lambda n: os.kill(os.getpid(), signal.SIGINT) if n == 13 else None
