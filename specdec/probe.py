@@ -21,6 +21,8 @@ _PARAMS = (
     SamplingParams(seed=1, temperature=0.0),
     SamplingParams(seed=2**63 + 5, temperature=1.0),
     SamplingParams(seed=3, temperature=0.7, min_p=0.02),
+    SamplingParams(seed=4, temperature=0.9, top_p=0.95),
+    SamplingParams(seed=5, temperature=1.2, top_k=50),
 )
 _TOGETHER = (_ROWS * len(_PARAMS), 2, 3, 5, 8, 16)  # rows that come together; the later ones from row 1 on
 

@@ -139,6 +139,25 @@ def test_filters_of_a_long_row_keep_what_sorting_it_keeps(
     ]
 
 
+@pytest.mark.parametrize("vocab", [60, 3001])
+@pytest.mark.parametrize(("top_k", "top_p"), [(5, 1.0), (600, 1.0), (0, 0.5), (40, 0.9)])
+def test_logits_whose_scores_are_equal_tie(vocab: int, top_k: int, top_p: float) -> None:
+    kernels = need_kernels()
+    rows = 40
+    logits = torch.full((vocab,), 1e-20) * torch.arange(vocab)  # all of them are lost beside 2
+    logits[vocab // 2] = 2.0
+    found = kernels.keyed_sample_rows(
+        logits.expand(rows, -1),
+        torch.full((rows,), 2.0, dtype=torch.float64),
+        torch.full((rows,), 5),
+        torch.arange(rows),
+        top_k=torch.full((rows,), top_k),
+        top_p=torch.full((rows,), top_p, dtype=torch.float64),
+    )
+    noise = [uniforms_of_all(5, r, vocab) for r in range(rows)]
+    assert found.tolist() == [reference(logits, 2.0, 5, r, 0.0, top_k, top_p, noise[r]) for r in range(rows)]
+
+
 @pytest.mark.parametrize("share", [0.25, 0.25 - 1e-9, 0.25 + 1e-9])
 def test_a_nucleus_ends_where_the_mass_in_float64_says(share: float) -> None:
     kernels = need_kernels()

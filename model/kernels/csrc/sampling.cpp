@@ -96,7 +96,8 @@ class Race {
   Race(const float* row, int64_t vocab, float peak, double temperature, NoiseKey key)
       : row_(row), vocab_(vocab), peak_(peak), temperature_(temperature), key_(key) {}
 
-  double score(int64_t token) const { return (static_cast<double>(row_[token]) - peak_) / temperature_; }
+  double score(int64_t token) const { return score_of(row_[token]); }
+  double score_of(float logit) const { return (static_cast<double>(logit) - peak_) / temperature_; }
 
   // Whoever is behind `last` does not take part.
   void admit(const Runner& last) { last_ = last; }
@@ -219,18 +220,27 @@ class Peaks {
   std::vector<float> groups_;
 };
 
-// Tokens whose logit is finite and at least `least`, with their scores, by ascending id.
-void collect(const Race& race, const float* row, int64_t vocab, float least, std::vector<Runner>& runners) {
+// Tokens whose logit is finite and whose score is at least `floor`, by ascending id. `least`: no such logit is lower.
+void collect(const Race& race, const float* row, int64_t vocab, double least, double floor,
+             std::vector<Runner>& runners) {
   runners.clear();
-  const __m512 bound = _mm512_set1_ps(least), lowest = _mm512_set1_ps(kNegInf);
+  const __m512 bound = _mm512_set1_ps(static_cast<float>(least)), lowest = _mm512_set1_ps(kNegInf);
   for (int64_t i = 0; i < vocab; i += 16) {
     const __m512 v = _mm512_mask_loadu_ps(lowest, first_lanes(vocab - i), row + i);
     uint32_t chosen = _mm512_cmp_ps_mask(v, bound, _CMP_GE_OQ) & _mm512_cmp_ps_mask(v, lowest, _CMP_GT_OQ);
     for (; chosen; chosen &= chosen - 1) {
-      const int64_t token = i + __builtin_ctz(chosen);
-      runners.push_back({token, race.score(token)});
+      const Runner runner{i + __builtin_ctz(chosen), race.score(i + __builtin_ctz(chosen))};
+      if (runner.score >= floor) runners.push_back(runner);
     }
   }
+}
+
+// The same for all whose score is at least that of the logit `least`. Lower logits may have the same score: what tells
+// them apart is lost beside the peak.
+void collect_from(const Race& race, const float* row, int64_t vocab, float peak, float least,
+                  std::vector<Runner>& runners) {
+  const double room = 1e-15 * (static_cast<double>(peak) - least);
+  collect(race, row, vocab, least - room, race.score_of(least), runners);
 }
 
 // sum(exp(score)) of a whole row in double, in a fixed order.
@@ -288,7 +298,7 @@ void find_nucleus(const Race& race, const float* row, int64_t vocab, double temp
   expect(about_whole_mass(row, vocab, filter.peaks.peak, inverse_of(temperature)), kMassError);
   for (size_t count = 32;; count = count < filter.peaks.count() ? std::min(8 * count, filter.peaks.count()) : vocab) {
     const float least = filter.peaks.reached_by(count);
-    collect(race, row, vocab, least, runners);
+    collect_from(race, row, vocab, filter.peaks.peak, least, runners);
     bool open = false, ended = false;
     const auto walk = [&](double mass) {
       open = mass >= low && mass < high;
@@ -316,10 +326,10 @@ void find_kept(const Race& race, const SampleInput& in, int64_t r, const float* 
     const double floor = std::log(in.min_p[r]), peak = filter.peaks.peak, fall = in.temperature[r] * floor;
     // With some room: the scores decide.
     const double least = peak + fall - 1e-6 * (std::abs(peak) + std::abs(fall));
-    collect(race, row, in.vocab, static_cast<float>(std::max(least, static_cast<double>(kNegInf))), runners);
-    std::erase_if(runners, [&](const Runner& runner) { return runner.score < floor; });
+    collect(race, row, in.vocab, least, floor, runners);
   } else {
-    collect(race, row, in.vocab, filter.peaks.reached_by(static_cast<size_t>(in.top_k[r])), runners);
+    const float least = filter.peaks.reached_by(static_cast<size_t>(in.top_k[r]));
+    collect_from(race, row, in.vocab, filter.peaks.peak, least, runners);
   }
   if (top_k && static_cast<size_t>(in.top_k[r]) < runners.size()) {
     const auto k = static_cast<std::ptrdiff_t>(in.top_k[r]);
