@@ -91,6 +91,7 @@ class DraftLengthController:
         self._least_gain = least_gain
         self._adaptive = adaptive
         self._pace = Pace()
+        self._most_skipped = MOST_SKIPPED  # by a sequence in a batch as large as the latest
         self._worth = Worth()
         self._rows = self._tokens = 0  # of the step without drafts
         self._rounds: dict[str, Seconds] = {}
@@ -123,7 +124,7 @@ class DraftLengthController:
 
     def due(self, seq_id: int) -> bool:
         """Whether a sequence should be asked for drafts in this step; call it once a step."""
-        return not self._adaptive or self._pace.due(seq_id)
+        return not self._adaptive or self._pace.due(seq_id, self._most_skipped)
 
     def plan(self, asks: Seq[Ask], *, rows: int, tokens: int) -> list[Pick]:
         """Who drafts for each sequence that is due, in a step that has ``rows`` rows and emits ``tokens`` without
@@ -184,10 +185,11 @@ class DraftLengthController:
             choice = self._look_at_costs(chances, choice, rows)
         self._chosen = [(sum(c[:length]), length) for c, length in zip(chances, choice.lengths, strict=True)]
         if self._adaptive:
-            most = min(MOST_SKIPPED, tokens // _SEQUENCES_PER_SKIP)
+            if tokens:
+                self._most_skipped = min(MOST_SKIPPED, tokens // _SEQUENCES_PER_SKIP)
             for ask, length in zip(self._asks, choice.lengths, strict=True):
                 if any(draft.token_ids for draft in ask.drafts):
-                    self._pace.decided(ask.seq_id, worth=length > 0, most=most)
+                    self._pace.decided(ask.seq_id, worth=length > 0, most=self._most_skipped)
         return choice
 
     def observe(self, emitted: Seq[Seq[int]], *, rows: int, seconds: float, drafting: float = 0.0) -> None:
@@ -217,7 +219,7 @@ class DraftLengthController:
                 if made.cumulative is not None:
                     self.acceptance.record(ask.seq_id, pick.costly, made.token_ids, made.cumulative, ids)
         if self._adaptive and self._asked and self._tokens:
-            self._account(drafted, accepted, drafting)
+            self._account(drafted, accepted, drafting * self._charged())
         self._asks, self._picks, self._made, self._tokens = (), [], (), 0
         self.cost.observe(rows, seconds)
         self._saved = min(self._saved + PROBE_SHARE * seconds, _MOST_SAVED)
@@ -230,6 +232,14 @@ class DraftLengthController:
             self.cost.seconds(self._rows + drafted) - plain + drafting,
             plain,
         )
+
+    def _charged(self) -> float:
+        """The share of the time for drafting that is on the account: not that of requests that named a number. Where a
+        costly drafter drafts for one of these, what is left for the others is not known, and next to it little."""
+        named = [pick for ask, pick in zip(self._asks, self._picks, strict=True) if self._is_fixed(ask)]
+        if not named:
+            return 1.0
+        return 0.0 if any(pick.costly for pick in named) else 1.0 - len(named) / len(self._asks)
 
     @property
     def trust(self) -> float:

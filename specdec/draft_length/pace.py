@@ -8,16 +8,17 @@ MOST_SKIPPED = 7
 class Pace:
     """Each draft that was not worth it doubles the steps until the next is asked for; one that was ends it.
 
-    Under load, where nothing is verified, drafts then cost an eighth of their host time. When the load falls, or the
-    text begins to repeat itself, a sequence speculates again within ``most`` steps.
+    Under load, where nothing is verified, drafts then cost an eighth of their host time. When the text begins to repeat
+    itself, or the load and with it ``most`` falls, a sequence is asked again within ``most`` calls of ``due``.
     """
 
     def __init__(self) -> None:
         self._waits: dict[int, tuple[int, int]] = {}  # steps to skip, and how many were to be skipped last
 
-    def due(self, seq_id: int) -> bool:
-        """Whether to ask in this step, which counts as a step."""
+    def due(self, seq_id: int, most: int | None = None) -> bool:
+        """Whether to ask in this step, which counts as a step; nobody waits for more than ``most`` of them."""
         left, last = self._waits.get(seq_id, (0, 0))
+        left = left if most is None else min(left, most)
         if left:
             self._waits[seq_id] = (left - 1, last)
         return not left

@@ -100,3 +100,55 @@ def test_a_controller_that_chooses_no_lengths_asks_always() -> None:
 
 def test_requests_that_named_a_number_are_on_no_account() -> None:
     assert drive(DraftLengthController(LINEAR), 100, accepted=False, drafting=0.0, fixed=True) == 100
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "model"])
+def test_the_time_that_a_named_number_takes_is_not_charged_to_the_others(drafter: str) -> None:
+    """One client must not be able to take everybody's drafts by asking for a dear drafter."""
+    costly = drafter == "model"
+    controller = DraftLengthController(FLAT, rounds={"model": lambda rows: 0.05} if costly else None)
+    named = Ask(1, 4, () if costly else (Draft("ngram", (5,) * 4),), {"model": 0} if costly else None, fixed=True)
+    drafted = 0
+    for _ in range(100):
+        asks = [named]
+        if controller.asking() and controller.due(0):
+            asks.append(Ask(0, 1, (Draft("suffix", (5,)),)))
+        picks = controller.plan(asks, rows=2, tokens=2)
+        made = [
+            Draft("model", (9,) * pick.length)
+            if pick.costly
+            else None
+            if pick.index is None
+            else ask.drafts[pick.index]
+            for pick, ask in zip(picks, asks, strict=True)
+        ]
+        choice = controller.settle(made, rows=2, tokens=2)
+        drafted += sum(choice.lengths[1:])
+        emitted = [(6,), (5, 6)][: len(asks)]
+        controller.observe(emitted, rows=2 + sum(choice.lengths), seconds=0.01, drafting=0.05 if costly else 0.008)
+    assert drafted > 90
+
+
+def test_one_that_is_left_of_a_crowd_drafts_again_within_eight_steps() -> None:
+    """Whatever was skipped of it in the crowd, where drafts come true and yet no row is worth its time."""
+
+    def step(controller: DraftLengthController, batch: int) -> int:
+        due = [i for i in range(batch) if controller.due(i)] if controller.asking() else []
+        asks = [Ask(i, 1, (Draft("suffix", (5,), (0.9,)),)) for i in due]
+        picks = controller.plan(asks, rows=batch, tokens=batch)
+        made = [None if pick.index is None else ask.drafts[pick.index] for pick, ask in zip(picks, asks, strict=True)]
+        choice = controller.settle(made, rows=batch, tokens=batch)
+        rows = batch + sum(choice.lengths)
+        controller.observe(
+            [(5, 6)[: n + 1] for n in choice.lengths],
+            rows=rows,
+            seconds=controller.cost.seconds(rows),
+            drafting=0.001 * len(asks),
+        )
+        return sum(choice.lengths)
+
+    for crowded in range(100, 230, 9):
+        controller = DraftLengthController(StepCost([(1, 0.01), (8, 0.0101), (32, 0.1), (33, 0.11), (128, 1.1)]))
+        assert sum(step(controller, 32) for _ in range(crowded)) < crowded
+        alone = [step(controller, 1) for _ in range(40)]
+        assert alone.index(1) <= MOST_SKIPPED, crowded
