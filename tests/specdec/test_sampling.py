@@ -95,6 +95,35 @@ def test_a_state_that_changes_nothing_gives_the_plain_token(name: str) -> None:
         assert sample_token(row, params, [1] * (3 + i), 3) == sample_row(row, params, i)
 
 
+CHANGED = {
+    "penalties": {"repetition_penalty": 1.3, "frequency_penalty": 0.7, "presence_penalty": -0.4},
+    "bias": {"logit_bias": ((3, 4.1), (70, -100.0), (299, 2.3))},
+    "masks": {"bad_words": ((5,), (1, 9)), "min_tokens": 99, "stop_token_ids": frozenset({11, 12})},
+    "few tokens": {"allowed_token_ids": (4, 90, 200)},
+}
+
+
+@pytest.mark.parametrize("changed", CHANGED)
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_changed_row_gives_one_token_with_the_kernels_and_without(name: str, changed: str, kernels: Kernels) -> None:
+    params = replace(PLAIN[name], **CHANGED[changed])  # type: ignore[arg-type]
+    mask = np.arange(VOCAB) % 3 > 0
+    mask[[4, 90]] = True
+    for t, row in enumerate(logits(12).numpy()):
+        state = SamplingState(params, [1, *range(0, 10 * t, 10)], 1, VOCAB)
+        for allowed in (None, mask):
+            expected = sample_row(row, params, t, state, allowed)
+            assert Sampler(kernels).sample_row(row, params, t, state, allowed) == expected
+    if isinstance(kernels, NumpyKernels):
+        assert len(kernels.calls) == (0 if params.greedy else 24)
+
+
+def test_where_a_mask_leaves_one_token_no_row_is_sampled(kernels: Kernels) -> None:
+    row = np.full(VOCAB, math.nan, dtype=np.float32)
+    state = SamplingState(BASE, [1], 1, VOCAB)
+    assert Sampler(kernels).sample_row(row, BASE, 0, state, np.arange(VOCAB) == 7) == 7
+
+
 @pytest.mark.parametrize("path", ["numpy", "state", "kernels"])
 @pytest.mark.case("V 42960")
 def test_an_exact_tie_goes_to_the_lowest_id(path: str) -> None:
@@ -147,6 +176,8 @@ def test_a_row_without_a_distribution_is_refused(
     with pytest.raises(error):
         sample_token(rows[1].numpy(), params, [1], 1)
     sampler = Sampler(kernels)
+    with pytest.raises(error):
+        sampler.sample_row(rows[1].numpy(), params, 0, SamplingState(params, [1], 1, VOCAB))
     if sampler.batchable(params):
         tokens = sampler.sample_batch(rows, [RowJob(0, 3, params, 0)])
         assert tokens[1] == -1
