@@ -234,12 +234,15 @@ class DraftLengthController:
         )
 
     def _charged(self) -> float:
-        """The share of the time for drafting that is on the account: not that of requests that named a number. Where a
-        costly drafter drafts for one of these, what is left for the others is not known, and next to it little."""
-        named = [pick for ask, pick in zip(self._asks, self._picks, strict=True) if self._is_fixed(ask)]
-        if not named:
-            return 1.0
-        return 0.0 if any(pick.costly for pick in named) else 1.0 - len(named) / len(self._asks)
+        """The share of the time for drafting that is on the account: not that of requests that named a number, and not
+        that in which a costly drafter takes in what it lacks, which the plan wrote off over the steps to come. Where it
+        does either, what is left for the others is not known, and next to it little."""
+        named = 0
+        for ask, pick, made in zip(self._asks, self._picks, self._made, strict=True):
+            named += self._is_fixed(ask)
+            if pick.costly and (self._is_fixed(ask) or made is None or not made.token_ids):
+                return 0.0
+        return 1.0 - named / len(self._asks) if named else 1.0
 
     @property
     def trust(self) -> float:

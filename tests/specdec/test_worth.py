@@ -129,6 +129,18 @@ def test_the_time_that_a_named_number_takes_is_not_charged_to_the_others(drafter
     assert drafted > 90
 
 
+def test_a_costly_drafter_takes_in_a_long_prompt_without_a_pause() -> None:
+    """It is written off over many steps, so that it looks like a loss in each in which it is done."""
+    controller = DraftLengthController(FLAT, rounds={"model": lambda rows: 0.001 + 0.00005 * rows})
+    for missing in range(8000, 0, -250):
+        assert controller.asking()
+        (pick,) = controller.plan([Ask(0, 4, missing={"model": missing}, tokens_left=1000)], rows=1, tokens=1)
+        assert pick.costly == "model"
+        controller.settle([Draft("model")], rows=1, tokens=1)
+        controller.observe([(5,)], rows=1, seconds=0.01, drafting=0.0135)
+    assert controller.asking()
+
+
 def test_one_that_is_left_of_a_crowd_drafts_again_within_eight_steps() -> None:
     """Whatever was skipped of it in the crowd, where drafts come true and yet no row is worth its time."""
 
