@@ -234,9 +234,12 @@ class DraftLengthController:
         )
 
     def _charged(self) -> float:
-        """The share of the time for drafting that is on the account: not that of requests that named a number, and not
-        that in which a costly drafter takes in what it lacks, which the plan wrote off over the steps to come. Where it
-        does either, what is left for the others is not known, and next to it little."""
+        """The share of the time for drafting that is on the account: not that of requests that named a number, not that
+        in which a costly drafter takes in what it lacks, which the plan wrote off over the steps to come, and not that
+        of a probe, which was saved for. Where it does any of these, what is left for the others is not known, and next
+        to it little."""
+        if self._probed is not None:
+            return 0.0
         named = 0
         for ask, pick, made in zip(self._asks, self._picks, self._made, strict=True):
             named += self._is_fixed(ask)

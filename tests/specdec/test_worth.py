@@ -141,6 +141,23 @@ def test_a_costly_drafter_takes_in_a_long_prompt_without_a_pause() -> None:
     assert controller.asking()
 
 
+def test_trying_a_costly_drafter_in_vain_takes_no_drafts_from_the_cheap_ones() -> None:
+    """It has a share of the time of its own."""
+    controller = DraftLengthController(FLAT, rounds={"model": lambda rows: 0.004})
+    probes = 0
+    for step in range(600):
+        assert controller.asking()
+        ask = Ask(0, 1, (Draft("suffix", (5,)),), missing={"model": 0})
+        (pick,) = controller.plan([ask], rows=1, tokens=1)
+        costly = bool(pick.costly)
+        made = Draft("model", (9,)) if costly else None if pick.index is None else ask.drafts[pick.index]
+        (length,) = controller.settle([made], rows=1, tokens=1).lengths
+        emitted = (5, 6)[: length + 1] if step % 4 == 0 and not costly else (6,)
+        probes += costly and step > 20
+        controller.observe([emitted], rows=1 + length, seconds=0.01, drafting=0.008 if costly else 0.0001)
+    assert probes > 3
+
+
 def test_one_that_is_left_of_a_crowd_drafts_again_within_eight_steps() -> None:
     """Whatever was skipped of it in the crowd, where drafts come true and yet no row is worth its time."""
 
