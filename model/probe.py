@@ -16,7 +16,7 @@ from model.exactness import ExactnessCheck, ExactnessReport
 from model.generic import BASE_TILE, TILE_CLASSES
 from model.interface import Executor, TiledExecutor
 from model.probe_rows import BLOCK_SIZE, RowChecks, build_storage, random_ids
-from model.products import RecordedProducts, differing_pointwise, differing_products
+from model.products import RecordedProducts, differing_places, differing_pointwise, differing_products
 
 _NAMED = 6  # failed checks that the reason names
 
@@ -31,8 +31,7 @@ def probe_exactness(executor: Executor, storage: KVStorage | None = None, *, bud
     checks: list[ExactnessCheck] = []
     try:
         if isinstance(executor, TiledExecutor):
-            tiles, products = _measure_tiles(executor, budget)
-            checks.append(products)
+            tiles, checks = _measure_tiles(executor, budget)
         checks += RowChecks(executor, budget).run()
     finally:
         if storage is not None:
@@ -58,12 +57,12 @@ def _padding(executor: Executor, tiles: tuple[int, ...]) -> str:
     return f"{text}; {executor.inner_padding}" if executor.inner_padding else text
 
 
-def _measure_tiles(executor: TiledExecutor, budget: int) -> tuple[tuple[int, ...], ExactnessCheck]:
-    """Which other tiles give the bits of the base tile; ``executor`` uses them from now on. And a check of the base
-    tile: whether its matrix products care for a row's place.
+def _measure_tiles(executor: TiledExecutor, budget: int) -> tuple[tuple[int, ...], list[ExactnessCheck]]:
+    """Which other tiles give the bits of the base tile; ``executor`` uses them from now on. And checks of the base
+    tile: whether its matrix products, and its operations on single elements, care for a row's place.
 
-    Another tile must pass whole forwards, layer by layer, and each of its products with rows that cancel; a smaller one
-    also each operation on single elements, as its rows need not fill vectors.
+    Another tile must pass whole forwards, layer by layer, each of its products with rows that cancel, and each
+    operation on single elements: neither a small tile's rows nor a thread's share of a large one need fill vectors.
     """
     longest = executor.info.max_model_len
     executor.tile_classes = (BASE_TILE,)
@@ -72,7 +71,10 @@ def _measure_tiles(executor: TiledExecutor, budget: int) -> tuple[tuple[int, ...
         executor.forward(_batches(executor, min(BASE_TILE, longest))[1])
     odd = list(differing_products(base))
     detail = "; ".join(odd) or f"{len(base.found)} kinds, each with rows that cancel, at several places of a tile"
-    check = ExactnessCheck("matrix products", not odd, detail)
+    checks = [ExactnessCheck("matrix products", not odd, detail)]
+    odd = list(differing_places(base))
+    detail = "; ".join(odd) or f"{len(base.pointwise)} kinds of operations, as the threads share them"
+    checks.append(ExactnessCheck("single elements", not odd, detail))
 
     accepted = [BASE_TILE]
     for size in TILE_CLASSES:
@@ -94,11 +96,12 @@ def _measure_tiles(executor: TiledExecutor, budget: int) -> tuple[tuple[int, ...
         if (
             equal
             and not any(differing_products(base | recorded))
+            and not any(differing_places(recorded))
             and not (small and any(differing_pointwise(recorded)))
         ):
             accepted.append(size)
     executor.tile_classes = tuple(sorted(accepted))
-    return executor.tile_classes, check
+    return executor.tile_classes, checks
 
 
 def _batches(executor: Executor, length: int) -> tuple[PackedBatch, PackedBatch]:

@@ -28,7 +28,9 @@ _ROWS = 512  # compared for each product, at least
 _SHIFTS = (0, 1, 5)  # rows that come before: another place in the tile for each
 _ELEMENTS = 4096  # compared for each operation on single elements
 _VECTORS = 64  # elements that fill every vector unit, a few of them at once
-_OF_ROWS = ("_softmax", "cumsum", "_log_softmax", "softmax", "cumprod", "flip", "roll")  # look at more than one element
+_FULL = (_ELEMENTS, _ELEMENTS // 4)  # elements that fill vectors, of a single thread
+# These look at more than one element, or at none.
+_OF_ROWS = ("_softmax", "cumsum", "_log_softmax", "softmax", "cumprod", "flip", "roll", "empty_like")
 _TRANSPOSED = ("linear", "laid out")  # the weight is [N, K]
 _SCALE = 2.0**-20  # of a bias: larger ones would swallow what is left of the sums
 
@@ -187,6 +189,39 @@ def differing_pointwise(recorded: RecordedProducts) -> Iterator[str]:
             if not torch.equal(found.nan_to_num(), expected[:whole].nan_to_num()):
                 yield f"{name}: {count} elements at a time give other bits than a full vector"
                 break
+
+
+@torch.inference_mode()
+def differing_places(recorded: RecordedProducts) -> Iterator[str]:
+    """Of each operation on single elements that rounds some value otherwise at some places of a tensor, one line.
+
+    torch computes what does not fill a vector in another loop at the end of each thread's share as well, and where five
+    threads share a tile, that is in the middle of some row. Few values of bfloat16 show it. Elements that lie apart in
+    memory take that loop too, which tells such a value.
+    """
+    for name, (call, dtype, counts) in recorded.pointwise.items():
+        x = _values(dtype)
+        try:
+            full, again = (torch.cat([call(part.clone()) for part in x.split(size)]).nan_to_num() for size in _FULL)
+            apart = call(x.repeat_interleave(2)[::2]).nan_to_num()
+        except (RuntimeError, IndexError):  # it wants rows and columns
+            continue
+        if full.shape != x.shape or apart.shape != x.shape or not torch.equal(full, again):
+            continue  # it looks at more than one element
+        for odd in (full != apart).nonzero().flatten()[:1].tolist():
+            for count in sorted(counts):
+                found = call(x[odd].repeat(count)).nan_to_num()
+                if not bool((found == full[odd]).all()):
+                    yield f"{name}: some of {count} elements have other bits than those of a full vector"
+                    break
+
+
+def _values(dtype: torch.dtype) -> Tensor:
+    """All that are finite of bfloat16, some of other types."""
+    if dtype != torch.bfloat16:
+        return torch.randn(2**16, generator=torch.Generator().manual_seed(3)).mul_(3).to(dtype)
+    values = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    return values[values.isfinite()]
 
 
 def _call(function: Any, rest: Sequence[Any], kwargs: Mapping[str, Any], x: Tensor) -> Tensor:

@@ -154,6 +154,48 @@ def test_the_probe_takes_no_small_tile_whose_elements_fill_no_vector_if_that_mat
         assert probe_exactness(executor, budget=64).tile_classes == sizes
 
 
+@contextmanager
+def sigmoid_of_three_threads() -> Iterator[None]:
+    """All of torch computes sigmoids that lie apart, and the last of the first of three shares, a little larger."""
+
+    def sigmoid(x: Tensor) -> Tensor:
+        found = 1.0 / (1.0 + torch.exp(-x))
+        odd = slice(None)
+        if x.is_contiguous():
+            share = -(-found.numel() // 3)
+            odd = slice(share // 64 * 64, share) if found.numel() > 4096 else slice(0)
+        found.view(-1)[odd] *= 1.0 + 2.0**-20
+        return found
+
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        library.impl("sigmoid", sigmoid, "CPU")
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+@pytest.mark.parametrize(
+    ("width", "level", "sizes"), [(60, "L0", (4, 8, 16, 64)), (100, "L0", (4, 8, 16)), (310, "L2", (4, 8, 16))]
+)
+def test_the_probe_sees_elements_at_the_borders_of_what_threads_share(
+    width: int, level: str, sizes: tuple[int, ...]
+) -> None:
+    executor = build_executor("llama", "bfloat16", max_position_embeddings=64)
+
+    def hook(module: nn.Module, args: tuple[Tensor, ...], output: object) -> None:
+        # Looked at by nobody, so that no forward shows it.
+        torch.sigmoid(torch.zeros(args[0].shape[:-1].numel() * width))
+
+    executor.structure.layers[0].register_forward_hook(hook)
+    with sigmoid_of_three_threads():
+        report = probe_exactness(executor, budget=64)
+    assert (report.level, report.tile_classes) == (level, sizes)
+    assert ("single elements: sigmoid in float32" in report.detail) == (level == "L2")
+
+
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gpt2", "gemma2"])
 def test_the_tiles_of_the_probe_hold_for_many_thousand_rows_of_every_linear(family: str) -> None:
     executor = build_executor(family, "bfloat16", max_position_embeddings=256)
