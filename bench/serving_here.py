@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import socket
 from collections.abc import AsyncIterator, Generator, Sequence
 
@@ -50,3 +51,4 @@ async def serving(service: Service) -> AsyncIterator[str]:
     finally:
         server.should_exit = True
         await serving
+        gc.unfreeze()  # this process may go on to other things
