@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from bench.prompts import CHAT, CODE, COPY
+from bench.serving_here import settings_of
 from bench.speculation.ratios import Interval, median_interval
 from model.errors import ModelError
 from model.source_error import ModelSourceError
@@ -33,9 +34,8 @@ from scheduler.request import ChoiceSpec, EngineRequest
 from scheduler.scheduler import Scheduler
 from scheduler.stats import StepRecord
 from server.assemble import StartError, build_service
-from server.cli import build_parser
 from server.service import Service
-from server.settings import Settings, SettingsError, load_settings
+from server.settings import Settings, SettingsError
 from specdec.params import SamplingParams
 
 BLOCK = 4  # steps, so that what a step leaves in the caches is mostly its own kind's
@@ -202,9 +202,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _settings(flags: Sequence[str]) -> Settings:
-    arguments = vars(build_parser().parse_args(["serve", *flags]))
-    del arguments["command"]
-    settings = load_settings(arguments, arguments.pop("config"))
+    settings = settings_of(flags)
     if settings.engine_process:
         raise SettingsError("engine_process: the steps have to run in this process")
     return settings

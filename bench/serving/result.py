@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bench.json_numbers import rounded
 from bench.serving.engine import engine_figures
 from bench.serving.figures import acceptance_of_answers, client_figures, outcome_figures, round_figures
 from bench.serving.options import Load, Options
@@ -27,7 +27,7 @@ def result_objects(run: BenchRun, options: Options, date: str) -> list[dict[str,
     for results in run.results:
         base = next((one for one in run.results if one.cell == results.cell), results)
         objects.append(_object(results, base, options, date))
-    return [_clean(one) for one in objects]
+    return [rounded(one, 6) for one in objects]
 
 
 def whole_report(
@@ -193,14 +193,3 @@ def _target(target: Target, how: str) -> dict[str, Any]:
         "metrics": target.prefix,
         "why_no_metrics": target.why_no_metrics,
     }
-
-
-def _clean(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they are null. Numbers keep six digits."""
-    if isinstance(value, dict):
-        return {name: _clean(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_clean(inner) for inner in value]
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
-    return value

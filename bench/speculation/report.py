@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bench.json_numbers import rounded
 from bench.speculation.cells import Cell, CellResult, Size
 from bench.speculation.figures import compared, single
 from bench.speculation.forwards import ForwardTimes
@@ -36,9 +36,9 @@ def cell_objects(
         sizes = {"tokens": size.tokens, "requests": size.requests(concurrency)}
         off = [pair.off for result in here for pair in (*result.first, *result.pairs)]
         if off:
-            objects.append(_clean({**shared, "mode": OFF, "k": 0, **_off(off), **sizes, **common}))
+            objects.append(rounded({**shared, "mode": OFF, "k": 0, **_off(off), **sizes, **common}, 5))
         for result in here:
-            objects.append(_clean({**shared, **_mode(result, forwards), **sizes, **common}))
+            objects.append(rounded({**shared, **_mode(result, forwards), **sizes, **common}, 5))
     return objects
 
 
@@ -133,14 +133,3 @@ def _number(value: float | None, form: str) -> str:
 
 def _place(cell: Cell) -> tuple[str, int, float]:
     return cell.workload, cell.concurrency, cell.temperature
-
-
-def _clean(value: Any) -> Any:
-    """Numbers of five digits or so; what is no number is None."""
-    if isinstance(value, dict):
-        return {name: _clean(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_clean(inner) for inner in value]
-    if isinstance(value, float):
-        return float(f"{value:.5g}") if math.isfinite(value) else None
-    return value

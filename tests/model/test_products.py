@@ -21,6 +21,22 @@ SEEN_AT_LEAST = 32768  # rows of a real scale, behind the choice of a tile
 
 
 @contextmanager
+def overriding(*kernels: tuple[str, str, Callable[..., Tensor], str]) -> Iterator[None]:
+    """Each (namespace, operation, function, dispatch key): all of torch runs the function instead."""
+    libraries = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it overrides a kernel is the point
+        for namespace, name, function, key in kernels:
+            libraries.append(torch.library.Library(namespace, "IMPL"))
+            libraries[-1].impl(name, function, key)
+    try:
+        yield
+    finally:
+        for library in libraries:
+            library._destroy()
+
+
+@contextmanager
 def sigmoid_with_a_rest() -> Iterator[None]:
     """All of torch computes sigmoids beyond the last 64 elements that fill a vector a little larger."""
 
@@ -30,14 +46,8 @@ def sigmoid_with_a_rest() -> Iterator[None]:
         found.view(-1)[full:] *= 1.0 + 2.0**-20
         return found
 
-    library = torch.library.Library("aten", "IMPL")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        library.impl("sigmoid", sigmoid, "CPU")
-    try:
+    with overriding(("aten", "sigmoid", sigmoid, "CPU")):
         yield
-    finally:
-        library._destroy()
 
 
 @contextmanager
@@ -51,16 +61,8 @@ def linear_replaced_by(replacement: Callable[[Tensor, Tensor], Tensor]) -> Itera
     def laid_out(inputs: Tensor, weight: Tensor, bias: Tensor | None, *nothing: object) -> Tensor:
         return linear(inputs, weight.to_dense(), bias)
 
-    libraries = [torch.library.Library(name, "IMPL") for name in ("aten", "mkldnn")]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it overrides a kernel is the point
-        libraries[0].impl("linear", linear, "CPU")
-        libraries[1].impl("_linear_pointwise", laid_out, "MkldnnCPU")
-    try:
+    with overriding(("aten", "linear", linear, "CPU"), ("mkldnn", "_linear_pointwise", laid_out, "MkldnnCPU")):
         yield
-    finally:
-        for library in libraries:
-            library._destroy()
 
 
 def in_order(x: Tensor, weight: Tensor) -> Tensor:
@@ -167,14 +169,8 @@ def sigmoid_of_three_threads() -> Iterator[None]:
         found.view(-1)[odd] *= 1.0 + 2.0**-20
         return found
 
-    library = torch.library.Library("aten", "IMPL")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        library.impl("sigmoid", sigmoid, "CPU")
-    try:
+    with overriding(("aten", "sigmoid", sigmoid, "CPU")):
         yield
-    finally:
-        library._destroy()
 
 
 @pytest.mark.parametrize(
