@@ -120,6 +120,7 @@ def surround(
     keys: ApiKeys = NO_KEYS,
 ) -> Service:
     """The wire's side around an engine that was not started. Raises StartError."""
+    tokenizer.prepare()
     facts, name = description.facts, description.names[0]
     metrics = Metrics(
         model_name=name,

@@ -39,6 +39,23 @@ def byte_fallback() -> Tokenizer:
     return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=rust, eos_token="</s>", unk_token="<unk>"))
 
 
+@pytest.mark.parametrize("make", [byte_level, byte_fallback])
+def test_once_prepared_nothing_is_made_at_its_first_use(make: Callable[[], Tokenizer]) -> None:
+    tokenizer = make()
+    tokenizer.prepare()
+    made = set(vars(tokenizer))
+    ids = tokenizer.encode("a th")
+    tokenizer.encode_ordinary(["a </s><|end|>"])
+    tokenizer.decode_many([ids], skip_special_tokens=True)
+    assert tokenizer.special_token_ids.isdisjoint(ids)
+    assert [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
+    assert tokenizer.control_ids
+    assert tokenizer.control_tokens
+    assert tokenizer.special_token_names
+    assert tokenizer.added_tokens
+    assert set(vars(tokenizer)) == made
+
+
 def with_normalizer(normalizer: normalizers.Normalizer) -> Tokenizer:
     tokenizer = byte_level()
     tokenizer.backend.normalizer = normalizer
