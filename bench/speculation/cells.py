@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bench.speculation.figures import Pair, ratio_interval
+from bench.speculation.figures import Pair, ratio_interval, tpot_interval
 from bench.speculation.forwards import ForwardTimes
 from bench.speculation.modes import BLOCK_SIZE, MAX_BATCHED_TOKENS, OFF, EngineMaker, Mode
 from bench.speculation.outputs import Outputs
 from bench.speculation.pace import Pace
 from bench.speculation.ratios import RERUN_FACTOR, Interval, misses_bar, pair_order
-from bench.speculation.runs import Request, Run, closed_loop, closed_loops, make_requests, num_blocks
+from bench.speculation.runs import Request, Run, closed_loop, closed_loops, make_requests, num_blocks, spread_lengths
 
 LEAST_REQUESTS = 4
 WARM_UP_TOKENS = 8
@@ -36,7 +36,9 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is run: the least and the most pairs of a cell, output tokens of a request, requests a seat."""
+    """How much is run: the least and the most pairs of a cell, output tokens of a request in the mean, requests a
+    seat.
+    """
 
     pairs: int
     least_pairs: int
@@ -63,7 +65,8 @@ class CellResult:
         """Is the bar held? None where it does not apply."""
         if not self.cell.mode.adaptive or not self.pairs:
             return None
-        return not misses_bar(ratio_interval(self.pairs))
+        tpot = tpot_interval(self.pairs)
+        return not (misses_bar(ratio_interval(self.pairs)) or (tpot is not None and misses_bar(tpot)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,14 +156,14 @@ class CellRunner:
             raise
         if result.held is False:
             self._again(result, RERUN_FACTOR * pairs, where)
-        self._progress(f"{where}: {_told(ratio_interval(result.pairs))} times off", True)
+        self._progress(f"{where}: {_told(result.pairs)} times off", True)
         return result
 
     def _again(self, result: CellResult, pairs: int, where: str) -> None:
         if not self._pace.fits(pairs * self._pair_seconds(result.cell)):
             result.note = "no time was left to run it again"
             return
-        self._progress(f"{where}: {_told(ratio_interval(result.pairs))} misses the bar, once more", True)
+        self._progress(f"{where}: {_told(result.pairs)} misses the bar, once more", True)
         result.first, result.pairs = result.pairs, []
         try:
             self._run_pairs(result, pairs, where)
@@ -173,19 +176,20 @@ class CellRunner:
         cell = result.cell
         count = self._size.requests(cell.concurrency)
         for number in range(pairs):
+            prompts = self._prompts[cell.workload].token_ids
             requests = make_requests(
                 cell.workload,
-                self._prompts[cell.workload].token_ids,
+                prompts,
                 first=number * count,
                 count=count,
-                tokens=self._size.tokens,
+                lengths=spread_lengths(len(prompts), self._size.tokens),
                 temperature=cell.temperature,
             )
             runs = self._run_pair(cell, pair_order(number, cell.mode.name), requests)
             pair = Pair(runs[OFF], runs[cell.mode.name])
             result.num_different += self._compare(cell, pair)
             result.pairs.append(pair)
-            told = _told(ratio_interval(result.pairs))
+            told = _told(result.pairs)
             self._progress(f"{where}: pair {number + 1} of {pairs}, {told} so far", False)
 
     def _run_pair(self, cell: Cell, order: Sequence[str], requests: Sequence[Request]) -> dict[str, Run]:
@@ -214,7 +218,7 @@ class CellRunner:
             prompts,
             first=0,
             count=len(prompts),
-            tokens=min(WARM_UP_TOKENS, self._size.tokens),
+            lengths=[min(WARM_UP_TOKENS, self._size.tokens)] * len(prompts),
             temperature=cell.temperature,
         )
         blocks = num_blocks(requests, LEAST_REQUESTS, block_size=BLOCK_SIZE, lookahead=mode.k)
@@ -244,7 +248,12 @@ class CellRunner:
         return _ENGINE_SECONDS + prefill + steps * self._forwards.of_rows(cell.concurrency)
 
 
-def _told(ratio: Interval) -> str:
+def _told(pairs: Sequence[Pair]) -> str:
+    tpot = tpot_interval(pairs)
+    return _interval(ratio_interval(pairs)) + ("" if tpot is None else f", by TPOT {_interval(tpot)}")
+
+
+def _interval(ratio: Interval) -> str:
     return f"{ratio.median:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
 
 

@@ -73,7 +73,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--mode", nargs="+", choices=MODE_NAMES, default=list(MODE_NAMES), help="default: all there are"
     )
     parser.add_argument("--pairs", type=_positive, metavar="N", help="pairs of a cell (7; quick: 3 to 5 by the clock)")
-    parser.add_argument("--tokens", type=_tokens, metavar="N", help="output tokens of a request (128; quick: 64)")
+    parser.add_argument(
+        "--tokens", type=_tokens, metavar="N", help="output tokens of a request, in the mean (128; quick: 64)"
+    )
     parser.add_argument("--k", type=_positive, default=DEFAULT_K, help=f"draft length of the fixed modes ({DEFAULT_K})")
     parser.add_argument(
         "--max-k", type=_positive, default=DEFAULT_MAX_K, help=f"longest draft of auto ({DEFAULT_MAX_K})"

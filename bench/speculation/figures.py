@@ -135,6 +135,12 @@ def ratio_interval(pairs: Sequence[Pair]) -> Interval:
     return median_interval([pair.on.tokens_per_s / pair.off.tokens_per_s for pair in pairs])
 
 
+def tpot_interval(pairs: Sequence[Pair]) -> Interval | None:
+    """TPOT of off over that of the mode, pair by pair: above 1 is faster. None where outputs have one token."""
+    ratios = _tpot_ratios(pairs, everything)
+    return median_interval(ratios) if ratios else None
+
+
 def _request_figures(runs: Sequence[Run], requests: Sequence[RequestRun], keep: Keep) -> dict[str, Any]:
     drafts = drafts_of(requests)
     tpot = _median([median_tpot(run, keep) for run in runs])

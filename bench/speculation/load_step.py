@@ -56,7 +56,8 @@ def run_load_step(maker: EngineMaker, mode: Mode, prompts: Sequence[tuple[int, .
     """Greedy, on one fresh engine; each phase has its own salt."""
 
     def requests(phase: str, first: int, count: int) -> list[Request]:
-        return make_requests(phase, prompts, first=first, count=count, tokens=load.tokens, temperature=0.0)
+        lengths = [load.tokens] * len(prompts)
+        return make_requests(phase, prompts, first=first, count=count, lengths=lengths, temperature=0.0)
 
     before, crowd = requests("before", 0, load.alone), requests("crowd", load.alone, load.seats)
     after = requests("after", 0, load.alone)

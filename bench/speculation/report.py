@@ -13,11 +13,11 @@ from bench.speculation.modes import OFF
 from bench.speculation.runs import Run
 
 HEADINGS = (
-    "mode", "k", "tokens/s", "TPOT ms", "x tokens/s", "[95 %]", "x TPOT", "bound", "acc. len", "tok/step",
+    "mode", "k", "tokens/s", "TPOT ms", "x tokens/s", "[95 %]", "x TPOT", "[95 %]", "bound", "acc. len", "tok/step",
     "draft", "verify", "other", "repeats", "x without", "bar",
 )  # fmt: skip
 LEGEND = (
-    "x tokens/s: over off, median of the pairs and its bootstrap interval; x TPOT: TPOT of off / TPOT;",
+    "x tokens/s: over off, median of the pairs and its bootstrap interval; x TPOT: TPOT of off / TPOT, likewise;",
     "bound: (k + 1) t(B) / t(B (k + 1)) of forwards, for auto that of the best k; acc. len: 1 + accepted / drafts;",
     "tok/step: tokens of a sequence in a decode step; draft, verify, other: shares of the steps' time;",
     "repeats: outputs in which 8 tokens in a row occur twice; x without: x tokens/s of the other outputs.",
@@ -104,7 +104,7 @@ def acceptance_lines(objects: Sequence[Mapping[str, Any]], most: int = 8) -> lis
 
 
 def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
-    ratio, without = one.get("ratio"), one.get("without_repeats")
+    ratio, tpot, without = one.get("ratio"), one.get("tpot_ratio"), one.get("without_repeats")
     shares = one["shares"]
     clean = without and without["ratio"]
     return (
@@ -113,8 +113,9 @@ def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
         f"{one['tokens_per_s']:.1f}",
         _number(one["tpot_ms"], ".1f"),
         _number(ratio and ratio["median"], ".2f"),
-        f"[{ratio['low']:.2f}, {ratio['high']:.2f}]" if ratio else "",
-        _number(one.get("tpot_ratio") and one["tpot_ratio"]["median"], ".2f"),
+        _range(ratio),
+        _number(tpot and tpot["median"], ".2f"),
+        _range(tpot),
         _number(one.get("bound"), ".2f"),
         f"{one['acceptance_length']:.2f}" if one["mode"] != OFF else "",
         f"{one['tokens_per_step']:.2f}",
@@ -129,6 +130,10 @@ def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
+
+
+def _range(interval: Mapping[str, float] | None) -> str:
+    return f"[{interval['low']:.2f}, {interval['high']:.2f}]" if interval else ""
 
 
 def _place(cell: Cell) -> tuple[str, int, float]:

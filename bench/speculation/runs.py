@@ -19,6 +19,8 @@ from specdec.speculation import Measure
 
 MAX_POSITIONS = 64  # of a draft that are counted one by one
 
+_GOLDEN_RATIO = (1 + 5**0.5) / 2  # its multiples' fractions are spread as evenly as can be, however many there are
+
 
 @dataclass(slots=True)
 class DraftCounts:
@@ -205,21 +207,31 @@ def make_requests(
     *,
     first: int,
     count: int,
-    tokens: int,
+    lengths: Sequence[int],
     temperature: float,
 ) -> list[Request]:
     """``count`` requests over the workload's prompts from number ``first`` on, round and round.
 
-    All are ``tokens`` long, whatever ends them. The same prompt has the same seed every time. Each round over the
+    ``lengths[i]`` output tokens belong to prompt i, whatever would end them, and so does its seed. Each round over the
     prompts has a salt of its own: a drafter that learns from outputs finds no earlier one of the same prompt.
     """
     requests = []
     for number in range(first, first + count):
         prompt = number % len(prompts)
-        params = SamplingParams(seed=prompt, max_tokens=tokens, temperature=temperature, stop_token_ids=frozenset())
+        params = SamplingParams(
+            seed=prompt, max_tokens=lengths[prompt], temperature=temperature, stop_token_ids=frozenset()
+        )
         round_number = (number - first) // len(prompts)
         requests.append(Request(prompt, prompts[prompt], params, f"{workload}-{round_number}"))
     return requests
+
+
+def spread_lengths(count: int, mean: int) -> list[int]:
+    """Output tokens of ``count`` prompts: between half of ``mean`` and one and a half, and evenly so in any stretch of
+    them. With equal lengths the sequences of a batch without drafts would all end in one step, and the next prompts
+    be computed while nobody decodes; a server's requests are not so kind, and those with drafts are not so lucky.
+    """
+    return [max(1, round(mean * (0.5 + (i * _GOLDEN_RATIO) % 1.0))) for i in range(count)]
 
 
 def num_blocks(requests: Sequence[Request], seats: int, *, block_size: int, lookahead: int) -> int:

@@ -57,7 +57,8 @@ class Clock:
         return self.now
 
 
-Speed = Callable[[str, int], float]  # mode, number of that mode's run -> tokens/s over those of off
+# Mode, number of that mode's run -> tokens/s over those of off; with a second number, TPOT of off over its own.
+Speed = Callable[[str, int], float | tuple[float, float]]
 
 SIZE = Size(pairs=3, least_pairs=2, tokens=4, requests_per_seat=2.0)
 
@@ -93,6 +94,8 @@ class PlayedRunner(CellRunner):
         number = sum(name == mode.name for name, _ in self.played)
         self.played.append((mode.name, tuple(request.prompt for request in requests)))
         self.clock.now += self._seconds
-        speed = 1.0 if mode.name == OFF else self._speed(mode.name, number)
+        told = 1.0 if mode.name == OFF else self._speed(mode.name, number)
+        speed, tpot = told if isinstance(told, tuple) else (told, told)
         outputs = [self.change(mode, request.prompt, (request.prompt, 7)) for request in requests]
-        return a_run([a_request(request.prompt) for request in requests], seconds=1.0 / speed, outputs=outputs)
+        played = [a_request(request.prompt, tpot=0.1 / tpot) for request in requests]
+        return a_run(played, seconds=1.0 / speed, outputs=outputs)

@@ -37,6 +37,13 @@ def test_a_cell_that_misses_the_bar_twice_has_missed_it() -> None:
     assert (len(found.first), len(found.pairs), found.held) == (3, 6, False)
 
 
+@pytest.mark.parametrize("speeds", [(0.9, 1.2), (1.2, 0.9)])
+def test_the_bar_is_for_tokens_a_second_and_for_the_time_of_a_token(speeds: tuple[float, float]) -> None:
+    runner = PlayedRunner(lambda mode, number: speeds)
+    found = runner.measure(cell(), 3)
+    assert (len(found.first), len(found.pairs), found.held) == (3, 6, False)
+
+
 def test_a_lucky_second_try_is_not_sought_where_the_bar_is_held_or_does_not_apply() -> None:
     held = PlayedRunner(lambda mode, number: 0.98)
     assert len(held.measure(cell(), 3).pairs) == 3

@@ -10,7 +10,7 @@ from bench.speculation import modes
 from bench.speculation.forwards import measure_forwards
 from bench.speculation.modes import EngineMaker, Mode, make_modes
 from bench.speculation.own_time import OwnTime
-from bench.speculation.runs import MeasuredEngine, closed_loop, closed_loops, make_requests, num_blocks
+from bench.speculation.runs import MeasuredEngine, closed_loop, closed_loops, make_requests, num_blocks, spread_lengths
 from model.batch import PackedBatch
 from model.interface import ForwardOutput
 from model.loader import LoadedModel
@@ -23,23 +23,39 @@ OFF = Mode(modes.OFF, 0)
 EXIT = Mode("exit", 3)  # it always drafts
 
 
-def test_requests_go_round_the_prompts_with_the_same_length_and_seed_whatever_would_end_them() -> None:
-    requests = make_requests("chat", PROMPTS, first=2, count=6, tokens=9, temperature=0.8)
+def test_requests_go_round_the_prompts_whose_length_and_seed_they_have_whatever_would_end_them() -> None:
+    requests = make_requests("chat", PROMPTS, first=2, count=6, lengths=[9, 5, 8, 1], temperature=0.8)
     assert [one.prompt for one in requests] == [2, 3, 0, 1, 2, 3]
     assert [one.token_ids for one in requests] == [PROMPTS[one.prompt] for one in requests]
-    assert {(one.params.max_tokens, one.params.temperature) for one in requests} == {(9, 0.8)}
+    assert [one.params.max_tokens for one in requests] == [8, 1, 9, 5, 8, 1]
+    assert {one.params.temperature for one in requests} == {0.8}
     assert {one.params.stop_token_ids for one in requests} == {frozenset()}
     assert [one.params.seed for one in requests] == [one.prompt for one in requests]
 
 
+@pytest.mark.parametrize("mean", [2, 64, 128])
+def test_lengths_are_spread_around_their_mean_in_any_stretch_of_prompts(mean: int) -> None:
+    lengths = spread_lengths(32, mean)
+    assert min(lengths) >= mean / 2
+    assert max(lengths) <= mean * 1.5
+    for first in range(32 - 8):
+        stretch = lengths[first : first + 8]
+        assert abs(sum(stretch) / 8 - mean) <= mean * 0.11 + 0.5
+        assert max(stretch) - min(stretch) >= mean // 2
+
+
+def test_a_length_is_at_least_one_token() -> None:
+    assert min(spread_lengths(32, 1)) == 1
+
+
 def test_a_prompt_that_comes_again_has_another_salt_and_different_ones_share_theirs() -> None:
-    requests = make_requests("chat", PROMPTS, first=2, count=6, tokens=9, temperature=0.0)
+    requests = make_requests("chat", PROMPTS, first=2, count=6, lengths=[9] * 4, temperature=0.0)
     assert len({one.salt for one in requests[:4]}) == 1
     assert len({(one.prompt, one.salt) for one in requests}) == 6
 
 
 def test_every_seat_is_taken_again_until_no_request_is_left(tiny: LoadedModel) -> None:
-    requests = make_requests("chat", PROMPTS, first=0, count=7, tokens=12, temperature=0.0)
+    requests = make_requests("chat", PROMPTS, first=0, count=7, lengths=[12] * 4, temperature=0.0)
     blocks = num_blocks(requests, 3, block_size=modes.BLOCK_SIZE, lookahead=EXIT.k)
     engine = EngineMaker(tiny).make(EXIT, seats=3, num_blocks=blocks)
     run = closed_loop(engine, requests, 3)
@@ -59,7 +75,7 @@ def test_every_seat_is_taken_again_until_no_request_is_left(tiny: LoadedModel) -
 
 def test_runs_in_turns_give_what_each_gives_alone(tiny: LoadedModel) -> None:
     maker = EngineMaker(tiny)
-    requests = make_requests("chat", PROMPTS, first=0, count=5, tokens=12, temperature=0.8)
+    requests = make_requests("chat", PROMPTS, first=0, count=5, lengths=[12] * 4, temperature=0.8)
 
     def engine(mode: Mode) -> MeasuredEngine:
         return maker.make(mode, seats=3, num_blocks=32)
@@ -76,7 +92,7 @@ def test_runs_in_turns_give_what_each_gives_alone(tiny: LoadedModel) -> None:
 
 def test_in_turns_nobody_is_ahead_by_more_than_a_step_and_nobody_pays_for_the_other(tiny: LoadedModel) -> None:
     clock = Clock()
-    requests = make_requests("chat", PROMPTS, first=0, count=4, tokens=12, temperature=0.0)
+    requests = make_requests("chat", PROMPTS, first=0, count=4, lengths=[12] * 4, temperature=0.0)
     engines = [EngineMaker(tiny).make(mode, seats=2, num_blocks=32) for mode in (OFF, NGRAM)]
     seconds = {0: 3.0, 1: 1.0}  # of a step
     ahead: list[tuple[float, float]] = []  # of the other, and what it had run itself
@@ -99,7 +115,7 @@ def test_in_turns_nobody_is_ahead_by_more_than_a_step_and_nobody_pays_for_the_ot
 
 def test_runs_start_cold(tiny: LoadedModel) -> None:
     maker = EngineMaker(tiny)
-    requests = make_requests("chat", [(5, 6) * 40], first=0, count=2, tokens=2, temperature=0.0)
+    requests = make_requests("chat", [(5, 6) * 40], first=0, count=2, lengths=[2], temperature=0.0)
     engine = maker.make(NGRAM, seats=1, num_blocks=32)
     engine.run([])
     run = closed_loop(engine, requests[:1] * 2, 1)
@@ -120,7 +136,7 @@ def test_what_a_step_costs_is_measured_once_and_refined_by_each_engine_for_itsel
     monkeypatch.setattr(modes, "measure_step_cost", measure)
     maker = EngineMaker(tiny)
     auto = Mode("auto", 4)
-    requests = make_requests("chat", PROMPTS, first=0, count=2, tokens=8, temperature=0.0)
+    requests = make_requests("chat", PROMPTS, first=0, count=2, lengths=[8] * 4, temperature=0.0)
     for _ in range(2):
         closed_loop(maker.make(auto, seats=2, num_blocks=32), requests, 2)
     assert len(measured) == 1
