@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from bench.engine_here import with_engine_here
 from bench.prompts import CHAT, CODE, COPY
 from bench.serving_here import settings_of
 from bench.speculation.ratios import Interval, median_interval
@@ -202,10 +203,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _settings(flags: Sequence[str]) -> Settings:
-    settings = settings_of(flags)
-    if settings.engine_process:
-        raise SettingsError("engine_process: the steps have to run in this process")
-    return settings
+    return with_engine_here(settings_of(flags), "the steps have to run in this process")
 
 
 def report(cells: Sequence[Cell], render: float, limit: float, file: Path | None) -> int:

@@ -320,7 +320,7 @@ class Settings(BaseSettings):
         "The process is allowed so many descriptors, if it may be.",
     )
     engine_process: bool = Field(
-        False,
+        True,
         description="Run the model and the scheduler in a process of their own, so that HTTP, tokenizing and metrics "
         "do not share an interpreter with them. The answers are the same.",
     )

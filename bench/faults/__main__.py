@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from bench.engine_here import with_engine_here
 from server.cli import main, report, serve
-from server.settings import Settings, SettingsError
+from server.settings import Settings
 
 
 def serve_with_faults(settings: Settings) -> int:
     """Returns the exit code. Raises SettingsError for an engine whose parts are out of reach."""
-    if settings.engine_process:
-        raise SettingsError("engine_process cannot be on: the parts that are to fail would be in the other process")
+    settings = with_engine_here(settings, "the parts that are to fail would be in the other process")
     # Imported here: torch takes seconds, and --help or a bad flag should not.
     from bench.faults.control import PATH, FaultsEndpoint
     from bench.faults.faults import Faults

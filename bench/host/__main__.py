@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from bench.engine_here import with_engine_here
 from bench.serving_here import serving, settings_of
 from model.errors import ModelError
 from model.source_error import ModelSourceError
@@ -184,7 +185,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(given[:split])
     try:
         flags = given[split + 1 :] or ["--num-speculative-tokens", "0"]
-        service = build_service(settings_of(flags), lambda line: print(f"host: {line}", file=sys.stderr))
+        settings = with_engine_here(settings_of(flags), "the steps and their threads are watched in this process")
+        service = build_service(settings, lambda line: print(f"host: {line}", file=sys.stderr))
     except (SettingsError, StartError, ModelError, ModelSourceError) as error:
         print(f"host: {error}", file=sys.stderr)
         return 1

@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace, report: Report) -> int:
     """0 if every choice is the same, else 1. Raises CommandError, SettingsError or what loading a model raises."""
     record = read_record(arguments.record)
     flags = {name: value for name, value in vars(arguments).items() if name in _AS_SERVE}
-    settings = load_settings({**flags, "audit_rate": 0.0}, arguments.config)
+    settings = load_settings({**flags, "audit_rate": 0.0, "engine_process": False}, arguments.config)
     from bench.replay.replay import replay
     from server.assemble import StartError, build_service
 

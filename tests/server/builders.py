@@ -98,7 +98,7 @@ def save_tiny_model(
 
 def build_settings(**changes: object) -> Settings:
     flags = {"served_model_name": MODEL_NAME, "num_blocks": 256, "max_num_seqs": 8, "max_num_batched_tokens": 128}
-    return load_settings({**flags, "max_waiting": 64, "num_threads": 1, **changes})
+    return load_settings({**flags, "max_waiting": 64, "num_threads": 1, "engine_process": False, **changes})
 
 
 def build_service(

@@ -166,7 +166,7 @@ def test_require_exact_refuses_a_model_below_l0_with_the_reason(
 
     monkeypatch.setattr("model.opening.load_model", below)
     flags = ["serve", "--model", str(tiny_model), "--port", "0", "--executor", "generic", "--num-blocks", "8"]
-    assert main([*flags, "--require-exact"]) == 1
+    assert main([*flags, "--no-engine-process", "--require-exact"]) == 1
     errors = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
     assert len(errors) == 1
     assert "reaches exactness L2 only, and L0 is required: 13 rows: 2 of 13 rows differ" in errors[0]
