@@ -5,11 +5,12 @@ from __future__ import annotations
 from deploy.grafana.boards import limits
 from deploy.grafana.boards.board import Board, Row
 from deploy.grafana.boards.panels import GREEN, RED, TOKENS_A_SECOND, YELLOW, Lines, Query, Stat, Table
-from deploy.grafana.boards.queries import increase, metric, rate, share, total, worst
+from deploy.grafana.boards.queries import increase, metric, rate, share, share_of_one, total, worst
 
 USED = ((None, GREEN), (0.8, YELLOW), (limits.KV_USED, RED))
 HITS = share(rate("prefix_cache_hits_total"), rate("prefix_cache_queries_total"))
 BY_SERVER = "{{instance}}"
+SLOTS = "kv_slot_steps_total"
 GIVABLE = 'state=~"free|cached"'
 
 NOW = Row(
@@ -97,6 +98,7 @@ PRESSURE = Row(
             "A second, by server. Now and then is normal at the edge; more than one for ten answers wastes time. Alert "
             "TruedraftPreempting.",
             [Query(rate("num_preemptions_total", "instance"), BY_SERVER)],
+            width=12,
             unit="ops",
             minimum=0,
         ),
@@ -104,6 +106,7 @@ PRESSURE = Row(
             "Waiting",
             "Choices that wait, preempted ones among them.",
             [Query(total(metric("num_requests_waiting"), "instance"), BY_SERVER)],
+            width=12,
             minimum=0,
         ),
         Lines(
@@ -111,9 +114,21 @@ PRESSURE = Row(
             "1 - used slots / slots of allocated blocks: the last block of each sequence is partly empty. High with "
             "many short sequences.",
             [Query(worst("kv_fragmentation_ratio", "instance"), BY_SERVER)],
+            width=12,
             unit="percentunit",
             minimum=0,
             maximum=1,
+        ),
+        Lines(
+            "What is empty, and why",
+            "Empty slots of allocated blocks over all of them, added up over the steps. last_block: in blocks that are "
+            "partly filled; a smaller --block-size saves them. draft: in blocks that only drafts needed; shorter "
+            "drafts save them. reserved: for prompts that are being computed.",
+            [Query(share_of_one(rate(SLOTS, "state", where='state!="used"'), rate(SLOTS)), "{{state}}")],
+            width=12,
+            unit="percentunit",
+            minimum=0,
+            stacked=True,
         ),
     ],
 )
