@@ -58,7 +58,8 @@ def ended_by_signals(
         code = tell(number)
         try:
             leaving()
-            sys.stdout.flush()
+            if sys.stdout is not None:  # it was closed before the start
+                sys.stdout.flush()
         finally:
             os._exit(code)
 

@@ -122,14 +122,21 @@ def build_engine(
     audit_blocks = _audit_blocks(settings, num_blocks, max_model_len)
     all_blocks = num_blocks + audit_blocks
     ledger = Ledger(all_blocks, settings.block_size) if settings.ledger else None
-    manager = parts.manager(
-        num_blocks,
-        settings.block_size,
-        enable_prefix_cache=settings.enable_prefix_cache,
-        num_private_blocks=audit_blocks,
-        observer=ledger,
-    )
-    storage = KVStorage(planes, num_blocks=all_blocks, block_size=settings.block_size, device=info.device)
+    try:
+        manager = parts.manager(
+            num_blocks,
+            settings.block_size,
+            enable_prefix_cache=settings.enable_prefix_cache,
+            num_private_blocks=audit_blocks,
+            observer=ledger,
+        )
+        storage = KVStorage(planes, num_blocks=all_blocks, block_size=settings.block_size, device=info.device)
+    except (MemoryError, RuntimeError) as error:  # torch's own is a RuntimeError
+        size = all_blocks * bytes_per_block(planes, settings.block_size)
+        raise StartError(
+            f"there is no memory for a KV cache of {all_blocks} blocks, which take {size} bytes: set --num-blocks or "
+            "--kv-cache-memory lower"
+        ) from error
     loaded.executor.bind(storage)
     if draft is not None:
         draft.executor.bind(storage)

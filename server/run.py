@@ -247,8 +247,9 @@ def _flushed() -> bool:
 
     def flush() -> None:
         flush_log()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:  # it was closed before the start
+                stream.flush()
 
     return _in_time(flush)
 

@@ -19,6 +19,7 @@ from bench.speculation.modes import BLOCK_SIZE, MAX_BATCHED_TOKENS, MODE_NAMES, 
 from bench.speculation.pace import Pace
 from bench.speculation.prompt_set import WORKLOADS, encode_prompt, load_prompts, prompt_set_hash
 from bench.speculation.report import LEGEND, acceptance_lines, cell_objects, table
+from bench.speculation.runs import spread_lengths
 from bench.verify.report import machine, write_atomically
 from model.draft_model import open_draft_model
 from model.errors import ModelError
@@ -244,10 +245,11 @@ class _Benchmark:
         for workload in self.workloads:
             prompts = load_prompts(workload)
             ids = tuple(encode_prompt(prompt, tokenizer) for prompt in prompts)
-            longest = max(map(len, ids))
-            if longest + self.size.tokens > loaded.info.max_model_len:
+            lengths = spread_lengths(len(ids), self.size.tokens)
+            longest = max(len(prompt) + length for prompt, length in zip(ids, lengths, strict=True))
+            if longest > loaded.info.max_model_len:
                 raise ValueError(
-                    f"--tokens {self.size.tokens}: the longest {workload} prompt has {longest} tokens, and "
+                    f"--tokens {self.size.tokens}: a {workload} prompt and its output have {longest} tokens, and "
                     f"{loaded.info.name} has room for {loaded.info.max_model_len}"
                 )
             found[workload] = Prompts(tuple(prompt.name for prompt in prompts), ids)

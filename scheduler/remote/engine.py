@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import faulthandler
 import logging
+import signal
 import socket
 import sys
 import time
@@ -48,6 +49,7 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 0.5  # between two messages of an engine's process, at most
 SILENCE_SECONDS = 3.0  # after which one that was idle counts as stuck
 REFRESH_SECONDS = 1.0  # in which it has to say how it stands; else what it said before is shown
+EXIT_SECONDS = 0.5  # from when it hangs up to its exit code, at most: nothing else runs meanwhile
 LAST_SECONDS = 5.0  # from the end of an engine to the end of its process
 TELL = "tell"  # the call that says how the engine stands
 BLOCK_MAP = "block map"  # the call for what each block of its KV cache is
@@ -266,7 +268,9 @@ class RemoteEngine(Standing):
 
     def _hung_up(self) -> None:
         if self._ended is None:
-            self._die("the engine's process has ended")
+            # What a process holds is closed a moment before it can be waited for.
+            code = self._process.wait(EXIT_SECONDS)
+            self._die(f"the engine's process has ended{_how(code)}")
         self._gone.set()
 
     def _send(self, message: ToEngine) -> None:
@@ -355,6 +359,17 @@ class RemoteEngine(Standing):
             if not future.done():
                 future.set_exception(self._end_error())
         self._readers.fail(reason)
+
+
+def _how(code: int | None) -> str:
+    """How a process ended, if that is known: its exit code as subprocess has it."""
+    if code is None:
+        return ""
+    if code >= 0:
+        return f" with exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f", by {signal.Signals(-code).name}"
+    return f", by signal {-code}"
 
 
 class _Connection(asyncio.Protocol):

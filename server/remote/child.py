@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import faulthandler
 import os
 import resource
@@ -12,7 +13,7 @@ import sys
 from dataclasses import asdict
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from model.children import end_all_children
 from model.errors import ModelError
@@ -29,12 +30,10 @@ from server.remote.hello import Begin, Line, Listener, Ready, Refused, say
 from server.remote.process import STACKS_SIGNAL
 from server.settings import Settings, load_settings
 from server.start_error import StartError
-from server.worker import die_with
 
 
-def main(descriptor: int, lifeline: int) -> None:
-    """``descriptor``: of the socket; ``lifeline``: of what the server keeps open as long as it lives."""
-    die_with(lifeline)
+def main(descriptor: int) -> None:
+    """``descriptor``: of the socket."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it would be as large as the model
     sock = socket.socket(fileno=descriptor)
     begin = Listener(sock).next()
@@ -43,19 +42,32 @@ def main(descriptor: int, lifeline: int) -> None:
     configure_logging(settings.log_level, settings.log_format)
     with ended_by_signals(lambda line: None, end_all_children) as tell_end:
         try:
-            built = _build(settings, sock)
-        except (StartError, ModelError, ModelSourceError) as error:
-            say(sock, Refused(str(error)))
-            sys.exit(1)
+            built = _build_or_refuse(settings, sock)
         except Ended as ended:
             sys.exit(tell_end(ended.number))
+    if built is None:
+        _leave(1)
     for number in (signal.SIGTERM, signal.SIGINT):  # when to end is for the server to say
         signal.signal(number, _ignore)
     settle()
     in_order = asyncio.run(EngineHost(built.scheduler, built.step, functions(built)).run(sock))
+    _leave(0 if in_order else 1)  # a step may still run
+
+
+def _build_or_refuse(settings: Settings, sock: socket.socket) -> BuiltEngine | None:
+    """None: the server was told why not, and may end this process from now on."""
+    try:
+        return _build(settings, sock)
+    except (StartError, ModelError, ModelSourceError) as error:
+        say(sock, Refused(str(error)))
+        return None
+
+
+def _leave(code: int) -> NoReturn:
     flush_log()
-    sys.stderr.flush()
-    os._exit(0 if in_order else 1)  # a step may still run
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # there is no stderr
+        sys.stderr.flush()
+    os._exit(code)
 
 
 def _build(settings: Settings, sock: socket.socket) -> BuiltEngine:

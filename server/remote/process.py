@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -12,20 +13,18 @@ import sys
 import weakref
 
 from server.child_environment import without_secrets
+from server.worker import die_with
 
 STACKS_SIGNAL = signal.SIGUSR1  # has it write where its threads stand
 TERMINATE_SECONDS = 3.0  # below what server.ending gives a server that was told to end while it starts
-_BOOT = (
-    "import importlib, json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
-    "importlib.import_module(sys.argv.pop(1)).main(*map(int, sys.argv[1:]))"
-)
+_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); from server.remote.process import main; main()"
 
 
 class ChildProcess:
     """Started with its end of a socket (``sock`` is the other one), and ended with this process in every case.
 
-    It runs ``main(descriptor of the socket, descriptor of its lifeline)`` of ``module``, see server.remote.child. It
-    lives in a process group of its own: a terminal's interrupt is for the server, which tells it when to end.
+    It runs ``main(descriptor of the socket)`` of ``module``, see server.remote.child. It lives in a process group of
+    its own: a terminal's interrupt is for the server, which tells it when to end.
     """
 
     def __init__(self, module: str = "server.remote.child") -> None:
@@ -77,6 +76,14 @@ class ChildProcess:
         """Have it write where its threads stand to stderr. Only when it is ready: before, the signal ends it."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(STACKS_SIGNAL)
+
+
+def main() -> None:
+    """What the process runs. Its arguments: a module, the descriptors of a socket and of its lifeline."""
+    module, sock, lifeline = sys.argv[1:]
+    die_with(int(lifeline))  # before anything that takes long is imported
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a terminal may stop who writes from another group
+    importlib.import_module(module).main(int(sock))
 
 
 def _end(process: subprocess.Popen[bytes], lifeline: int) -> None:

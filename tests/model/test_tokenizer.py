@@ -56,6 +56,22 @@ def test_once_prepared_nothing_is_made_at_its_first_use(make: Callable[[], Token
     assert set(vars(tokenizer)) == made
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        models.WordLevel({"x": 0, "y": 1}),
+        models.WordLevel({"x": 0, "y": 1}, unk_token="[UNK]"),
+        models.WordPiece({"x": 0, "y": 1}, unk_token="[UNK]"),
+        models.Unigram([("x", -1.0), ("y", -2.0)]),
+        models.BPE({"x": 0, "y": 1}, [], unk_token="<unk>"),
+        models.BPE({}, []),
+    ],
+    ids=["words", "words, unknown one missing", "pieces", "unigram", "pairs", "nothing"],
+)
+def test_a_tokenizer_that_has_no_ids_for_some_texts_can_be_prepared(model: Any) -> None:
+    Tokenizer(PreTrainedTokenizerFast(tokenizer_object=RustTokenizer(model))).prepare()
+
+
 def with_normalizer(normalizer: normalizers.Normalizer) -> Tokenizer:
     tokenizer = byte_level()
     tokenizer.backend.normalizer = normalizer

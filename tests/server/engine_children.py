@@ -8,14 +8,14 @@ import socket
 import sys
 import time
 
-from server.worker import die_with
-
 NAME = __name__
 
 
-def main(descriptor: int, lifeline: int) -> None:
-    """Says that it is there, then what it is asked for: its environment, or nothing for as long as it lives."""
-    die_with(lifeline)
+def main(descriptor: int) -> None:
+    """Says that it is there, also to stderr, then what it is asked for: its environment, or nothing for as long as it
+    lives.
+    """
+    print("an engine's process", file=sys.stderr, flush=True)
     signal.signal(signal.SIGTERM, lambda *_: None)
     with socket.socket(fileno=descriptor) as sock:
         sock.sendall(b"!")
@@ -26,10 +26,11 @@ def main(descriptor: int, lifeline: int) -> None:
 
 
 if __name__ == "__main__":
-    # A server that has started one, to be killed: tells its pid.
+    # A server that has started one, or a module that it is told, to be killed: tells its pid.
     from server.remote.process import ChildProcess
 
-    child = ChildProcess("tests.server.engine_children")
-    assert child.sock.recv(1) == b"!"
+    child = ChildProcess(*sys.argv[1:] or ["tests.server.engine_children"])
+    if not sys.argv[1:]:
+        assert child.sock.recv(1) == b"!"
     print(child.pid, flush=True)
     sys.stdin.read()

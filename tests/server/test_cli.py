@@ -7,6 +7,7 @@ import dataclasses
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -109,6 +110,34 @@ def test_a_mistake_is_one_line_and_exit_code_1(
     assert len(errors) == 1
     assert match in errors[0]
     assert "Traceback" not in shown.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "match"),
+    [
+        (("--device", "cuda"), "cuda"),
+        (("--num-blocks", "99999999999"), "there is no memory for a KV cache of"),
+        (("--model", "truncated"), "model.safetensors"),
+    ],
+    ids=["device", "memory", "weights"],
+)
+@pytest.mark.usefixtures("environment")
+def test_what_the_engines_process_cannot_do_is_one_line_too(
+    flags: tuple[str, str], match: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    """It ends by itself while it is told to end, and writes to the same stderr."""
+    folder = shutil.copytree(tiny_model, tmp_path / "truncated")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+    given = ["--model", str(tiny_model), *(str(folder) if flag == "truncated" else flag for flag in flags)]
+    ended = subprocess.run(
+        command("serve", "--port", 0, "--executor", "generic", *given), stderr=subprocess.PIPE, text=True, timeout=240
+    )
+    assert ended.returncode == 1
+    errors = [line for line in ended.stderr.splitlines() if "error: " in line]
+    assert len(errors) == 1
+    assert match in errors[0]
+    assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.usefixtures("environment")

@@ -55,7 +55,7 @@ def test_a_server_whose_engine_dies_says_so_and_ends_with_exit_code_1(tiny_model
         assert b"the engine's process has ended" in received
         assert process.wait(60) == 1
         wait_gone(pids)
-        assert "truedraft: the engine failed: the engine's process has ended" in lines
+        assert "truedraft: the engine failed: the engine's process has ended, by SIGKILL" in lines
         assert not any("Traceback" in line for line in lines)
 
 

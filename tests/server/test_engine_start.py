@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +32,7 @@ from tests.server import engine_children
 from tests.server.builders import build_settings
 from tests.server.test_worker import is_running
 
+ROOT = Path(__file__).parents[2]
 DESCRIPTION = EngineDescription(
     names=("m", "n"),
     model=ModelInfo("m", "A", "a", "bfloat16", "cpu", 2, 64, 340, 341, 512, (0, 2), "abc"),
@@ -201,16 +204,40 @@ def test_secrets_of_the_server_are_not_in_its_environment(monkeypatch: pytest.Mo
     assert not {"TRUEDRAFT_API_KEYS", "TRUEDRAFT_SSL_KEYFILE_PASSWORD"} & set(names)
 
 
-def test_a_server_that_is_killed_takes_its_engine_with_it() -> None:
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-m", engine_children.NAME]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root) as server:
+@pytest.mark.parametrize("module", [[], ["tests.server.busy_engine_child"]], ids=["ready", "still imports"])
+def test_a_server_that_is_killed_takes_its_engine_with_it(module: list[str]) -> None:
+    command = [sys.executable, "-m", engine_children.NAME, *module]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as server:
         assert server.stdout is not None
         pid = int(server.stdout.readline())
         assert is_running(pid)
         server.kill()
         server.wait(60)
         wait_gone(pid)
+
+
+def test_a_terminal_that_stops_who_writes_in_the_background_does_not_stop_it() -> None:
+    controller, terminal = os.openpty()
+    try:
+        attributes = termios.tcgetattr(terminal)
+        attributes[3] |= termios.TOSTOP
+        termios.tcsetattr(terminal, termios.TCSANOW, attributes)
+        own = "import fcntl, runpy, termios; fcntl.ioctl(2, termios.TIOCSCTTY, 0); "
+        program = f"{own} runpy.run_module({engine_children.NAME!r}, run_name='__main__')"
+        command = [sys.executable, "-c", program]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=terminal, cwd=ROOT, start_new_session=True
+        ) as server:
+            assert server.stdout is not None
+            try:
+                assert select.select([server.stdout], [], [], 60)[0], "it is stopped"
+                assert is_running(int(server.stdout.readline()))
+            finally:
+                server.kill()
+        assert b"an engine's process" in os.read(controller, 1000)
+    finally:
+        os.close(controller)
+        os.close(terminal)
 
 
 def test_a_terminals_interrupt_is_for_the_server_alone(child: ChildProcess) -> None:
