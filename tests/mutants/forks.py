@@ -53,6 +53,9 @@ class Raised:
     message: str
 
 
+NOT_IMPORTED = "no test imported"
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """``failed`` is the first failing test, "" if all passed; ``broken`` says why the run proves nothing."""
@@ -188,7 +191,7 @@ def _what_is_wrong(run: Run, code: int, facts: dict[str, Any]) -> str:
                 return f"{name} came from {file}, not from the copy"
             imported.add(Path(file))
     if run.mutated.endswith(".py") and run.folder / run.mutated not in imported:
-        return f"no test imported {run.mutated}"
+        return f"{NOT_IMPORTED} {run.mutated}"
     return ""
 
 

@@ -11,6 +11,10 @@ from typing import Any
 
 import pytest
 
+from tests.mutants.__main__ import _report
+from tests.mutants.forks import NOT_IMPORTED, Outcome, Run
+from tests.mutants.mutant import Mutant
+
 ROOT = Path(__file__).resolve().parents[2]
 
 SOURCE = """\
@@ -47,6 +51,10 @@ def gate(x):
 
 TESTS = """\
 import pytest
+
+from tests.mutants.__main__ import _report
+from tests.mutants.forks import NOT_IMPORTED, Outcome, Run
+from tests.mutants.mutant import Mutant
 
 from kvcache.made_up import careful, double, gate, halves
 
@@ -198,3 +206,12 @@ def test_a_hang_is_no_catch_unless_the_catalogue_says_that_it_may_hang(ran: tupl
     part, problem = said(ran, "a hang")
     assert "    timeout: it hung in tests/test_made_up.py::test_halves" in part
     assert "TIMEOUT" in problem
+
+
+@pytest.mark.parametrize(("unseen", "problems"), [("it watches", 0), ("", 1)])
+def test_the_equivalence_suite_need_not_run_what_it_cannot_see(unseen: str, problems: int, tmp_path: Path) -> None:
+    mutant = Mutant("one", "a.py", "1", "2", ("t",), unseen=unseen)
+    run = Run("one", tmp_path, ("t",))
+    caught = Outcome(run, 1.0, failed="t", kind="AssertionError", phase="call", why="AssertionError: 1")
+    elsewhere = Outcome(run, 1.0, broken=f"{NOT_IMPORTED} a.py", num_tests=3)
+    assert len(_report(mutant, {False: caught, True: elsewhere})) == problems
