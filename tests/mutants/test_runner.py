@@ -52,10 +52,6 @@ def gate(x):
 TESTS = """\
 import pytest
 
-from tests.mutants.__main__ import _report
-from tests.mutants.forks import NOT_IMPORTED, Outcome, Run
-from tests.mutants.mutant import Mutant
-
 from kvcache.made_up import careful, double, gate, halves
 
 
