@@ -429,7 +429,7 @@ def test_a_file_of_keys_that_others_may_read_is_named_in_one_warning(
     path = tmp_path / "keys"
     path.write_text(f"alice {ALICE}\n")
     path.chmod(mode)
-    settings = load_settings({"model": str(tmp_path / "no-model"), "api_keys_file": str(path)})
+    settings = load_settings({"model": str(tmp_path / "no-model"), "api_keys_file": str(path), "engine_process": False})
     with pytest.raises(ModelSourceError):
         build_from_settings(settings, print)
     told = [record.getMessage() for record in caplog.records if str(path) in record.getMessage()]
