@@ -25,14 +25,12 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
+from bench.model_flags import add_model_flags, open_chosen
 from kvcache.storage import KVStorage
 from model.batch import PackedBatch, RowSpan
-from model.errors import ModelError
 from model.interface import Executor
 from model.kernels import get_kernels
 from model.loader import LoadedModel
-from model.opening import open_model
-from model.source_error import ModelSourceError
 from specdec.params import SamplingParams
 from specdec.sampling import RowJob, Sampler, sample_row
 
@@ -211,26 +209,14 @@ def told(found: Mapping[str, object]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0, 1 if the model cannot be loaded."""
     parser = argparse.ArgumentParser(prog="python -m bench.forward", description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--model", help="as for serve (default: the default model)")
-    parser.add_argument("--kernels", choices=["auto", "torch"], default="auto", help="as for serve")
-    parser.add_argument("--threads", type=int, metavar="N", help="as serve --num-threads")
+    add_model_flags(parser)
     parser.add_argument("--rounds", type=int, default=15, metavar="N", help="rounds of each table (15)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     options = parser.parse_args(argv)
-    try:
-        loaded, folder = open_model(
-            options.model,
-            lambda line: print(f"forward: {line}", file=sys.stderr),
-            dtype="auto",
-            device="cpu",
-            executor="auto",
-            kernels=options.kernels,
-            num_threads=options.threads,
-            max_batched_tokens=512,
-        )
-    except (ModelError, ModelSourceError) as error:
-        print(f"forward: {error}", file=sys.stderr)
+    opened = open_chosen("forward", options)
+    if opened is None:
         return 1
+    loaded, folder = opened
     found = measure(loaded, folder, options.rounds)
     print(told(found))
     if options.json is not None:

@@ -20,20 +20,22 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bench.forward import table
 from bench.json_numbers import rounded
+from bench.model_flags import MAX_BATCHED_TOKENS, add_model_flags, open_chosen
 from bench.offline import OfflineConfig, OfflineEngine, Submission, blocks_for
 from bench.tiny_models import save_tiny_model
-from model.errors import ModelError
+from model.kernels import KernelsChoice
 from model.loader import LoadedModel, load_model
-from model.opening import open_model
-from model.source_error import ModelSourceError
 from specdec.params import SamplingParams
+
+Name = TypeVar("Name", bound=Hashable)
 
 REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXT = 200  # tokens of prompt, in the tables of requests and of vocabularies
@@ -43,7 +45,6 @@ VOCABULARIES = (8_192, 32_768, 65_536, 131_072, 262_144)
 BATCH = 16  # in the table of vocabularies
 TEMPERATURE = 0.8
 BLOCK_SIZE = 16
-MAX_BATCHED_TOKENS = 512
 # Of the random models: the default model's widths, and two layers of it.
 SHAPE: Mapping[str, Any] = {
     "hidden_size": 576,
@@ -132,58 +133,59 @@ def median_of(rounds: Sequence[StepTimes]) -> StepTimes:
     )
 
 
+def in_turns(cases: Mapping[Name, Callable[..., StepTimes]], rounds: int) -> dict[Name, StepTimes]:
+    """Medians of each case, a call with a ``seed``: all run once a round."""
+    found: dict[Name, list[StepTimes]] = {name: [] for name in cases}
+    for number in range(rounds):
+        for name, case in cases.items():
+            found[name].append(case(seed=number))
+    return {name: median_of(times) for name, times in found.items()}
+
+
 def by_requests(loaded: LoadedModel, tokens: int, rounds: int) -> dict[int, StepTimes]:
     """Steps of so many requests, each behind ``CONTEXT`` tokens, at a temperature."""
     context = min(CONTEXT, loaded.executor.info.max_model_len // 2)
-    found: dict[int, list[StepTimes]] = {count: [] for count in REQUESTS}
-    for number in range(rounds):
-        for count, times in found.items():
-            times.append(
-                decode_times(
-                    loaded, requests=count, context=context, tokens=tokens, temperature=TEMPERATURE, seed=number
-                )
-            )
-    return {count: median_of(times) for count, times in found.items()}
+    run = partial(decode_times, loaded, context=context, tokens=tokens, temperature=TEMPERATURE)
+    return in_turns({count: partial(run, requests=count) for count in REQUESTS}, rounds)
 
 
 def by_context(loaded: LoadedModel, tokens: int, rounds: int) -> dict[int, StepTimes]:
     """Steps of ``SEQUENCES`` requests behind so many tokens each, as far as the model's context goes."""
-    found: dict[int, list[StepTimes]] = {
-        context: []
+    run = partial(decode_times, loaded, requests=SEQUENCES, tokens=tokens, temperature=0.0)
+    cases = {
+        context: partial(run, context=context)
         for context in CONTEXTS
         if context + _output_tokens(SEQUENCES, context, tokens) <= loaded.executor.info.max_model_len
     }
-    for number in range(rounds):
-        for context, times in found.items():
-            times.append(
-                decode_times(loaded, requests=SEQUENCES, context=context, tokens=tokens, temperature=0.0, seed=number)
-            )
-    return {context: median_of(times) for context, times in found.items()}
+    return in_turns(cases, rounds)
 
 
 def by_vocabulary(
-    sizes: Sequence[int], tokens: int, rounds: int, *, threads: int | None, shape: Mapping[str, Any] = SHAPE
+    sizes: Sequence[int],
+    tokens: int,
+    rounds: int,
+    *,
+    kernels: KernelsChoice | None,
+    threads: int | None,
+    shape: Mapping[str, Any] = SHAPE,
 ) -> dict[int, dict[str, StepTimes]]:
     """Steps of ``BATCH`` requests of random models, greedy and at a temperature."""
-    found: dict[int, dict[str, list[StepTimes]]] = {}
+    cases = {}
     with tempfile.TemporaryDirectory() as folder:
         for size in sizes:
             path = save_tiny_model("llama", Path(folder) / str(size), vocab_size=size, **shape)
-            loaded = load_model(path, num_threads=threads, max_batched_tokens=MAX_BATCHED_TOKENS, home=Path(folder))
-            found[size] = {"greedy": [], "temperature": []}
-            for number in range(rounds):
-                for name, temperature in (("greedy", 0.0), ("temperature", TEMPERATURE)):
-                    found[size][name].append(
-                        decode_times(
-                            loaded,
-                            requests=BATCH,
-                            context=CONTEXT,
-                            tokens=tokens,
-                            temperature=temperature,
-                            seed=number,
-                        )
-                    )
-    return {size: {name: median_of(times) for name, times in both.items()} for size, both in found.items()}
+            loaded = load_model(
+                path,
+                kernels=kernels,
+                num_threads=threads,
+                max_batched_tokens=MAX_BATCHED_TOKENS,
+                home=Path(folder),
+            )
+            run = partial(decode_times, loaded, requests=BATCH, context=CONTEXT, tokens=tokens)
+            cases[size, "greedy"] = partial(run, temperature=0.0)
+            cases[size, "temperature"] = partial(run, temperature=TEMPERATURE)
+        found = in_turns(cases, rounds)
+    return {size: {name: found[size, name] for name in ("greedy", "temperature")} for size in sizes}
 
 
 def requests_table(found: Mapping[int, StepTimes]) -> str:
@@ -234,34 +236,24 @@ def _ms(seconds: float, digits: int = 2) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0, 1 if the model cannot be loaded."""
     parser = argparse.ArgumentParser(prog="python -m bench.scaling", description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--model", help="as for serve (default: the default model)")
-    parser.add_argument("--kernels", choices=["auto", "torch"], default="auto", help="as for serve")
-    parser.add_argument("--threads", type=int, metavar="N", help="as serve --num-threads")
+    add_model_flags(parser)
     parser.add_argument("--tokens", type=int, default=24, metavar="N", help="steps of a run in which all decode (24)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="runs of each line (3)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     options = parser.parse_args(argv)
-    try:
-        loaded, _ = open_model(
-            options.model,
-            lambda line: print(f"scaling: {line}", file=sys.stderr),
-            dtype="auto",
-            device="cpu",
-            executor="auto",
-            kernels=options.kernels,
-            num_threads=options.threads,
-            max_batched_tokens=MAX_BATCHED_TOKENS,
-        )
-    except (ModelError, ModelSourceError) as error:
-        print(f"scaling: {error}", file=sys.stderr)
+    opened = open_chosen("scaling", options)
+    if opened is None:
         return 1
+    loaded, _ = opened
     info = loaded.executor.info
     print(f"{info.name}, {info.dtype}, {loaded.executor.kind}")
     requests = by_requests(loaded, options.tokens, options.rounds)
     print("\n" + requests_table(requests), flush=True)
     contexts = by_context(loaded, options.tokens, options.rounds)
     print("\n" + context_table(contexts), flush=True)
-    vocabularies = by_vocabulary(VOCABULARIES, options.tokens, options.rounds, threads=options.threads)
+    vocabularies = by_vocabulary(
+        VOCABULARIES, options.tokens, options.rounds, kernels=options.kernels, threads=options.threads
+    )
     print("\n" + vocabulary_table(vocabularies))
     if options.json is not None:
         found = {
